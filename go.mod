@@ -1,0 +1,3 @@
+module example.com/lb
+
+go 1.26
