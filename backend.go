@@ -1,0 +1,186 @@
+package lb
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// State is what the operator wants of a backend; see Pool.SetState. The zero
+// value is Active.
+type State uint8
+
+// The states. What a backend that is Active is fit for is told by its Health.
+const (
+	// Active takes part.
+	Active State = iota
+	// Draining gets no new requests; those under way go on to their end.
+	Draining
+	// Disabled gets no requests at all, as if it were not there.
+	Disabled
+)
+
+var stateNames = [...]string{"active", "draining", "disabled"}
+
+// String returns the state as one lower-case word.
+func (s State) String() string { return nameIn(stateNames[:], int(s)) }
+
+// Status is the state of a backend at one moment, with its reason.
+type Status struct {
+	// State is what the operator wants.
+	State State
+	// Health is what the pool holds of the backend.
+	Health Health
+	// Reason says in a few words why it is so; empty at the start.
+	Reason string
+	// Since is when it became so.
+	Since time.Time
+	// Until is when an ejected backend gets its trial; zero otherwise.
+	Until time.Time
+}
+
+// String returns the one word that matters: the state unless it is active, else
+// the health.
+func (s Status) String() string {
+	if s.State != Active {
+		return s.State.String()
+	}
+	return s.Health.String()
+}
+
+// Backend is a target at run time: its identity, state and counters. A pool
+// makes one per target and keeps it for as long as the target keeps its name,
+// URL and Host. All methods may be called concurrently.
+type Backend struct {
+	name     string
+	endpoint endpoint
+	conns    *conns // nil if detached
+
+	settings atomic.Pointer[settings]
+	status   atomic.Pointer[Status]
+	lastErr  atomic.Pointer[string]
+
+	// The counters live here and not in the snapshot: a snapshot is replaced
+	// whenever a state changes, and requests that began under the old one must
+	// still be counted when they end.
+	inFlight       atomic.Int64
+	weight         atomic.Int64 // settings.weight again, for the scans of strategies
+	requests       atomic.Int64
+	failures       atomic.Int64
+	retries        atomic.Int64
+	sent, received atomic.Int64
+
+	// published is the newest snapshot that has this backend among its usable
+	// ones. It makes the check of a pick cheap; see isCandidate.
+	published atomic.Pointer[snapshot]
+	// removed tells that the backend left the pool: its connections are closed
+	// as they become idle.
+	removed atomic.Bool
+
+	passive passive
+}
+
+// NewBackend returns a backend that belongs to no pool, to test strategies with.
+// t is not checked and needs no URL; what is out of range is brought into it.
+func NewBackend(t Target) *Backend {
+	e, _ := parseEndpoint(t.URL)
+	name := t.Name
+	if name == "" {
+		name = e.url()
+	}
+	t.Weight = min(max(t.Weight, NoWeight), MaxWeight)
+	return newBackend(parsed{name: name, endpoint: e, settings: settingsOf(t)}, nil, time.Now())
+}
+
+func newBackend(p parsed, c *conns, now time.Time) *Backend {
+	b := &Backend{name: p.name, endpoint: p.endpoint, conns: c}
+	b.configure(p.settings)
+	b.status.Store(&Status{Since: now})
+	return b
+}
+
+// configure publishes s and reports whether the weight is a new one.
+func (b *Backend) configure(s settings) (reweighed bool) {
+	b.settings.Store(&s)
+	return b.weight.Swap(int64(s.weight)) != int64(s.weight)
+}
+
+// Name returns the name that identifies the backend in its pool.
+func (b *Backend) Name() string { return b.name }
+
+// URL returns the target's URL in its canonical form, without a trailing slash.
+func (b *Backend) URL() string { return b.endpoint.url() }
+
+// Weight returns the backend's present share, at least 1, or NoWeight. The
+// backends that a strategy gets to see all have a share.
+func (b *Backend) Weight() int { return int(b.weight.Load()) }
+
+// Metadata returns the value that the target's Metadata has for key, and
+// whether it has one.
+func (b *Backend) Metadata(key string) (value string, ok bool) {
+	value, ok = b.settings.Load().metadata[key]
+	return value, ok
+}
+
+// InFlight returns how many attempts are on the backend now, answers whose body
+// has not ended included.
+func (b *Backend) InFlight() int { return int(b.inFlight.Load()) }
+
+// Status returns the backend's present state.
+func (b *Backend) Status() Status { return *b.status.Load() }
+
+// String returns the name.
+func (b *Backend) String() string { return b.name }
+
+// Acquire counts one attempt as in flight, as the pool does for each, until
+// release is called with how it ended. Calls of release after the first do
+// nothing. It is meant for tests of strategies on backends of NewBackend.
+func (b *Backend) Acquire() (release func(Outcome)) {
+	b.begin(1)
+	var done atomic.Bool
+	return func(o Outcome) {
+		if done.CompareAndSwap(false, true) {
+			b.count(&o)
+			b.end()
+		}
+	}
+}
+
+// begin counts the start of an attempt that is its request's n-th.
+func (b *Backend) begin(n int) {
+	b.inFlight.Add(1)
+	b.requests.Add(1)
+	if n > 1 {
+		b.retries.Add(1)
+	}
+}
+
+// end undoes begin's count of attempts in flight.
+func (b *Backend) end() {
+	if b.inFlight.Add(-1) == 0 && b.removed.Load() {
+		// A request that had picked this backend just before it left the pool
+		// may have made the transport keep idle connections again.
+		b.conns.closeIdle()
+	}
+}
+
+// count adds the outcome to the backend's counters.
+func (b *Backend) count(o *Outcome) {
+	if o.failed() {
+		b.failures.Add(1)
+		text := o.Cause.String()
+		if o.Err != nil {
+			text = o.Err.Error()
+		}
+		b.lastErr.Store(&text)
+	}
+	if o.Final || o.Err != nil {
+		b.sent.Add(o.SentBytes)
+		b.received.Add(o.ReceivedBytes)
+	}
+}
+
+// retire lets go of the connections of a backend that left its pool.
+func (b *Backend) retire() {
+	b.removed.Store(true)
+	b.conns.closeIdle()
+}

@@ -1,0 +1,206 @@
+package lb
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"strconv"
+	"strings"
+	"unicode"
+)
+
+const (
+	// NoWeight as a Target's Weight keeps new requests away from it.
+	NoWeight = -1
+	// MaxWeight is the largest Weight that a Target may have.
+	MaxWeight = 65535
+	// HostFromURL as a Target's Host sends the host of the Target's URL.
+	HostFromURL = "{url}"
+)
+
+// Target is what the user configures: one server and its share. It is a plain
+// value; the pool copies what it needs and turns it into a Backend. The zero
+// value is not valid, because URL must be set.
+type Target struct {
+	// Name identifies the target within its pool, in calls, logs and Stats. A
+	// target that keeps name and URL in an update keeps its Backend with all
+	// its state. The default is scheme://host/path of URL. Names must be unique.
+	Name string
+	// URL is where the target is: http or https, host, optional port and an
+	// optional path, which is put in front of the path of every request.
+	// Userinfo, query and fragment are errors.
+	URL string
+	// Weight is the target's share of the requests in proportion to the others'
+	// weights. 0 means 1, MaxWeight is the largest. NoWeight (-1) gives it no
+	// new requests; anything below is an error.
+	Weight int
+	// Host is the Host field to send. The default, empty, sends the client's;
+	// HostFromURL sends the host of URL.
+	Host string
+	// Metadata is for strategies and hooks; see Backend.Metadata.
+	Metadata map[string]string
+}
+
+// Targets makes a Target with the defaults from each of urls.
+func Targets(urls ...string) []Target {
+	targets := make([]Target, len(urls))
+	for i, u := range urls {
+		targets[i].URL = u
+	}
+	return targets
+}
+
+// endpoint is a target's address, parsed. Two equal endpoints are the same
+// server spoken to in the same way.
+type endpoint struct {
+	scheme string
+	host   string // as in the URL, lower case, with the port if there was one
+	// The path prefix without a trailing slash, as text and as it was escaped.
+	prefix, rawPrefix string
+	sendHost          string // Target.Host
+}
+
+// url is the endpoint as a URL, and the default name of its target.
+func (e endpoint) url() string { return e.scheme + "://" + e.host + e.rawPrefix }
+
+// parsed is a Target that was found to be right.
+type parsed struct {
+	name     string
+	endpoint endpoint
+	settings settings
+}
+
+// settings is what may change while a Backend stays the same. The value is
+// immutable: a change swaps the pointer to it.
+type settings struct {
+	weight   int
+	metadata map[string]string
+}
+
+func settingsOf(t Target) settings {
+	s := settings{weight: t.Weight, metadata: maps.Clone(t.Metadata)}
+	if s.weight == 0 {
+		s.weight = 1
+	}
+	return s
+}
+
+// parseTargets returns the targets in their order, or every fault of the list.
+func parseTargets(targets []Target) ([]parsed, error) {
+	if len(targets) == 0 {
+		return nil, errors.New("no targets: at least one is needed")
+	}
+	var faults []error
+	list := make([]parsed, 0, len(targets))
+	first := make(map[string]int, len(targets))
+	for i, t := range targets {
+		p, errs := parseTarget(t)
+		for _, err := range errs {
+			faults = append(faults, fmt.Errorf("target %d: %w", i+1, err))
+		}
+		if j, taken := first[p.name]; taken && p.name != "" {
+			faults = append(faults, fmt.Errorf("target %d: name %q is taken by target %d: give one of them another Name", i+1, p.name, j+1))
+			continue
+		}
+		first[p.name] = i
+		list = append(list, p)
+	}
+	return list, errors.Join(faults...)
+}
+
+func parseTarget(t Target) (parsed, []error) {
+	var faults []error
+	e, err := parseEndpoint(t.URL)
+	if err != nil {
+		faults = append(faults, err)
+	}
+	e.sendHost = t.Host
+	p := parsed{name: t.Name, endpoint: e, settings: settingsOf(t)}
+	if p.name == "" && err == nil {
+		p.name = e.url()
+	}
+	if strings.ContainsFunc(t.Name, unicode.IsControl) {
+		faults = append(faults, fmt.Errorf("name %q: a name is printable text", t.Name))
+	}
+	if t.Weight < NoWeight || t.Weight > MaxWeight {
+		faults = append(faults, fmt.Errorf("weight %d: want 1 to %d, 0 for 1 or NoWeight (-1)", t.Weight, MaxWeight))
+	}
+	if t.Host != HostFromURL && strings.ContainsFunc(t.Host, notInHost) {
+		faults = append(faults, fmt.Errorf("host %q: want a host name with an optional port, or HostFromURL", t.Host))
+	}
+	return p, faults
+}
+
+// notInHost tells that r cannot stand in a Host field (RFC 9110, section 7.2).
+func notInHost(r rune) bool {
+	return r <= ' ' || r >= 0x7f || strings.ContainsRune(`/\@?#{}<>"^|`+"`", r)
+}
+
+// parseEndpoint reads the URL of a target. Its errors never show a password.
+func parseEndpoint(s string) (endpoint, error) {
+	if s == "" {
+		return endpoint{}, errors.New(`URL is empty: want one like "http://10.0.0.1:8080"`)
+	}
+	if !strings.Contains(s, "://") {
+		return endpoint{}, fmt.Errorf(`URL %q: no scheme: want one like "http://10.0.0.1:8080"`, withoutUserinfo(s))
+	}
+	u, err := url.Parse(s)
+	if err != nil {
+		var ue *url.Error
+		if errors.As(err, &ue) && !strings.Contains(s, "@") {
+			return endpoint{}, fmt.Errorf("URL %q: %w", s, ue.Err)
+		}
+		return endpoint{}, errors.New("URL cannot be parsed (not shown, for it seems to hold userinfo)")
+	}
+	shown := u.Redacted()
+	if err := checkURL(u); err != nil {
+		return endpoint{}, fmt.Errorf("URL %q: %w", shown, err)
+	}
+	return endpoint{
+		scheme:    u.Scheme,
+		host:      strings.ToLower(u.Host),
+		prefix:    strings.TrimSuffix(u.Path, "/"),
+		rawPrefix: strings.TrimSuffix(u.EscapedPath(), "/"),
+	}, nil
+}
+
+// withoutUserinfo returns s without what may be a password in it.
+func withoutUserinfo(s string) string {
+	if i := strings.LastIndexByte(s, '@'); i >= 0 {
+		return "…" + s[i:]
+	}
+	return s
+}
+
+// checkURL returns all that is wrong with u as the URL of a target.
+func checkURL(u *url.URL) error {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if u.Scheme != "http" && u.Scheme != "https" {
+		fault("scheme %q: want http or https", u.Scheme)
+	}
+	if u.Hostname() == "" {
+		fault("no host: want scheme://host:port")
+	}
+	if strings.ContainsFunc(u.Host, notInHost) {
+		fault("host %q: not a host name", u.Host)
+	}
+	if port := u.Port(); port != "" {
+		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+			fault("port %q: want 1 to 65535", port)
+		}
+	} else if strings.HasSuffix(u.Host, ":") {
+		fault("port is empty: want 1 to 65535, or no colon")
+	}
+	if u.User != nil {
+		fault("userinfo is not allowed: set the Authorization field instead")
+	}
+	if u.RawQuery != "" || u.ForceQuery {
+		fault("a query is not allowed: got %q", "?"+u.RawQuery)
+	}
+	if u.Fragment != "" {
+		fault("a fragment is not allowed: got %q", "#"+u.Fragment)
+	}
+	return errors.Join(faults...)
+}

@@ -1,0 +1,149 @@
+package lb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"syscall"
+)
+
+// Conditions that callers test with errors.Is.
+var (
+	// ErrNoBackend means that no backend could be given the request: none may be
+	// used, the strategy wanted none, or each of them failed to be reached. Its
+	// status is 503.
+	ErrNoBackend = errors.New("no backend available")
+	// ErrClosed means that the pool has been shut down or closed. Its status is
+	// 503.
+	ErrClosed = errors.New("pool is closed")
+)
+
+var (
+	errFenced     = errors.New("attempt has ended")
+	errBodyLength = errors.New("request body is not as long as its Content-Length")
+	errNoAnswer   = errors.New("transport returned neither answer nor error")
+)
+
+// StatusClientClosed is the status that StatusOf gives to a request whose client
+// left before it was answered. It is not registered with IANA; nginx and others
+// log the same number. No client sees it.
+const StatusClientClosed = 499
+
+// AttemptError says which attempt of a request failed, where and why. Where a
+// request failed after several attempts, it describes the last of them.
+//
+// It unwraps to the error that the transport reported. Its text names the
+// backend: it is meant for logs, not for clients.
+type AttemptError struct {
+	// Backend is the name of the backend that was tried.
+	Backend string
+	// Attempt counts the request's attempts from 1, failed dials included.
+	Attempt int
+	// Stage is how far the attempt came.
+	Stage Stage
+	// Cause is why it ended.
+	Cause Cause
+	// Blame is whose fault it was.
+	Blame Blame
+	// Err is what the transport reported; never nil.
+	Err error
+}
+
+func (e *AttemptError) Error() string {
+	return fmt.Sprintf("backend %q, attempt %d, %s: %s: %v", e.Backend, e.Attempt, e.Stage, e.Cause, e.Err)
+}
+
+// Unwrap returns what the transport reported.
+func (e *AttemptError) Unwrap() error { return e.Err }
+
+// StatusOf returns the HTTP status that tells a client about err:
+//
+//	no backend to be had, pool closed,
+//	out of files, ports or buffers here              503
+//	time-out at any stage, the request's deadline    504
+//	request body over the limit of an
+//	http.MaxBytesReader in front of the pool         413
+//	request body too slow (408), broken (400)
+//	client left                                      499, see StatusClientClosed
+//	anything else                                    502
+//
+// A nil err gives 200.
+func StatusOf(err error) int {
+	var ae *AttemptError
+	switch {
+	case err == nil:
+		return http.StatusOK
+	case errors.Is(err, ErrNoBackend), errors.Is(err, ErrClosed):
+		return http.StatusServiceUnavailable
+	case errors.As(err, &ae):
+		return ae.status()
+	case errors.Is(err, context.Canceled):
+		return StatusClientClosed
+	case isTimeout(err):
+		return http.StatusGatewayTimeout
+	}
+	return http.StatusBadGateway
+}
+
+func (e *AttemptError) status() int {
+	switch e.Cause {
+	case CauseClientGone:
+		return StatusClientClosed
+	case CauseClientBody:
+		return bodyStatus(e.Err)
+	case CauseClientRequest:
+		return http.StatusBadRequest
+	case CauseTimeout, CauseDeadline:
+		return http.StatusGatewayTimeout
+	case CauseClosed, CauseLocal:
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusBadGateway
+}
+
+// bodyStatus is the status for a request whose body could not be read.
+func bodyStatus(err error) int {
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return http.StatusRequestEntityTooLarge
+	case isTimeout(err):
+		return http.StatusRequestTimeout
+	}
+	return http.StatusBadRequest
+}
+
+func isTimeout(err error) bool {
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+		return true
+	}
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
+}
+
+// isLocal tells whether err says that this process or machine is short of
+// something: file descriptors, ports, buffers. No backend is to blame for that.
+func isLocal(err error) bool {
+	for _, e := range [...]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// replyError is the default of WithErrorHandler. Its text is the status's own:
+// what err says about backends is nobody's business outside.
+func replyError(w http.ResponseWriter, _ *http.Request, err error) {
+	code := StatusOf(err)
+	http.Error(w, http.StatusText(code), code)
+}
+
+// setRetryAfter says when a client may ask again, in whole seconds.
+func setRetryAfter(h http.Header, seconds int) {
+	h.Set("Retry-After", strconv.Itoa(seconds))
+}

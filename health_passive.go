@@ -1,0 +1,220 @@
+package lb
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// ejectionJitter is the fraction by which an ejection may be shorter or
+	// longer, so that backends that went together do not return together.
+	ejectionJitter = 0.1
+	// trialPatience is how long a trial waits for a request that could be given
+	// to another backend should it fail. After that any request will do.
+	trialPatience = time.Second
+)
+
+// PassiveHealth sets how a backend is ejected because requests failed on it, and
+// how it returns. Only what the backend, or the way to it, is to blame for
+// counts; see Outcome. An answer of any status is no failure.
+//
+// After Failures in a row the backend is ejected, for Ejection the first time,
+// twice as long the second time and so on up to MaxEjection, each 10 % shorter
+// or longer by chance. Then it is on trial: it gets one request at a time, by
+// preference one that can be given to another backend should it fail, until one
+// is answered. Ejections are counted anew once a backend was in for MaxEjection.
+//
+// The last usable backend is never ejected. Failures of dials may eject all
+// others; other failures at most half of the pool, but one of two or three.
+//
+// The zero value means the defaults.
+type PassiveHealth struct {
+	// Failures is how many failures in a row eject a backend. Zero means
+	// DefaultFailures; a negative value turns ejection off.
+	Failures int
+	// Ejection is how long the first ejection lasts. Zero means
+	// DefaultEjection; a negative value is an error.
+	Ejection time.Duration
+	// MaxEjection is the longest that an ejection lasts. Zero means
+	// DefaultMaxEjection or Ejection, whichever is longer; a value below
+	// Ejection is an error.
+	MaxEjection time.Duration
+}
+
+func (h *PassiveHealth) fill(c *config) {
+	if h.Failures == 0 {
+		h.Failures = DefaultFailures
+	}
+	if h.Ejection < 0 {
+		c.faultf("PassiveHealth.Ejection is %v: want more than zero, or 0 for %v", h.Ejection, DefaultEjection)
+	}
+	if h.Ejection == 0 {
+		h.Ejection = DefaultEjection
+	}
+	switch {
+	case h.MaxEjection == 0:
+		h.MaxEjection = max(DefaultMaxEjection, h.Ejection)
+	case h.MaxEjection < h.Ejection:
+		c.faultf("PassiveHealth.MaxEjection is %v: want at least Ejection (%v), or 0 for %v", h.MaxEjection, h.Ejection, DefaultMaxEjection)
+	}
+}
+
+// ejection is how long the n-th ejection in a row lasts; chance is 0 to 1.
+func (h *PassiveHealth) ejection(n int, chance float64) time.Duration {
+	d := h.MaxEjection
+	if int64(n) < int64(h.MaxEjection/h.Ejection) { // else n × Ejection could overflow
+		d = h.Ejection * time.Duration(n)
+	}
+	return time.Duration(float64(d) * (1 - ejectionJitter + 2*ejectionJitter*chance))
+}
+
+// passive is what a backend's health by passive evidence hangs on.
+type passive struct {
+	// inRow counts the failures before the answer's headers since the last
+	// answer, cuts those in mid-body since the last whole answer: an answer that
+	// begins well must not hide that none ends well. Successes reset them
+	// without a lock; only failures, which are few, take the set's.
+	inRow, cuts atomic.Int32
+	// epoch counts the changes of health. An attempt remembers it, so that the
+	// late outcome of an older state is not taken for news.
+	epoch atomic.Uint32
+	// onTrial is the reservation of the one request that a backend on trial may
+	// have.
+	onTrial atomic.Bool
+
+	// The following is guarded by the mu of the backendSet.
+	ejections int         // in a row
+	back      time.Time   // when the last ejection ended
+	trialFrom time.Time   // when the trial began
+	timer     *time.Timer // ends the ejection
+}
+
+// learn draws the consequences of one outcome for b's health. epoch is b's when
+// the attempt began, trial whether the attempt was b's one request on trial.
+func (s *backendSet) learn(b *Backend, epoch uint32, trial bool, o *Outcome) {
+	if o.failed() {
+		s.learnFailure(b, epoch, trial, o)
+		return
+	}
+	if o.Cause != CauseNone {
+		return // the fault of others says nothing about b
+	}
+	row := &b.passive.inRow
+	if o.Final {
+		row = &b.passive.cuts
+	}
+	if row.Load() != 0 {
+		row.Store(0)
+	}
+	if b.status.Load().Health != HealthUnknown {
+		s.learnReturn(b, epoch, trial)
+	}
+}
+
+// learnReturn takes b in again: it answered on trial, or while the pool failed
+// open, after the state that put it out.
+func (s *backendSet) learnReturn(b *Backend, epoch uint32, trial bool) {
+	s.mu.Lock()
+	health := b.Status().Health
+	news := b.passive.epoch.Load() == epoch && s.owns(b)
+	if !news || health == HealthUnknown || (health == HealthTrial && !trial && !s.current.Load().failOpen) {
+		s.mu.Unlock()
+		return
+	}
+	b.passive.back = time.Now()
+	s.setHealthLocked(b, HealthUnknown, "answered a request", time.Time{})
+	s.mu.Unlock()
+	s.publish()
+}
+
+// learnFailure counts one failure of b and ejects it if that was one too many.
+func (s *backendSet) learnFailure(b *Backend, epoch uint32, trial bool, o *Outcome) {
+	limit := int32(s.cfg.passive.Failures)
+	if limit < 0 {
+		return
+	}
+	row := &b.passive.inRow
+	if o.Final {
+		row = &b.passive.cuts
+	}
+	s.mu.Lock()
+	defer s.publishIfChanged()
+	defer s.mu.Unlock()
+	if b.passive.epoch.Load() != epoch || !s.owns(b) {
+		return
+	}
+	n := row.Add(1)
+	switch health := b.Status().Health; {
+	case health == HealthTrial && trial:
+		s.ejectLocked(b, fmt.Sprintf("failed on trial: %s: %s", o.Stage, o.Cause))
+	case health == HealthUnknown && n >= limit && s.mayEjectLocked(o.Stage <= StageTLS):
+		s.ejectLocked(b, fmt.Sprintf("failures in a row: %d, the last: %s: %s", n, o.Stage, o.Cause))
+	}
+}
+
+// mayEjectLocked tells whether one more usable backend may be ejected. dial
+// tells that it failed at the dial or the handshake, which proves more than an
+// exchange that failed: a request can be poison to every backend.
+func (s *backendSet) mayEjectLocked(dial bool) bool {
+	members, usable := 0, 0
+	for _, b := range s.backends {
+		if !b.takesRequests() {
+			continue
+		}
+		members++
+		if b.Status().Health == HealthUnknown {
+			usable++
+		}
+	}
+	if usable <= 1 {
+		return false
+	}
+	return dial || members-usable+1 <= max(1, members/2)
+}
+
+func (s *backendSet) ejectLocked(b *Backend, reason string) {
+	now := time.Now()
+	p := &b.passive
+	if p.ejections > 0 && !p.back.IsZero() && now.Sub(p.back) >= s.cfg.passive.MaxEjection {
+		p.ejections = 0
+	}
+	p.ejections++
+	p.back = time.Time{}
+	d := s.cfg.passive.ejection(p.ejections, rand.Float64())
+	s.setHealthLocked(b, HealthEjected, reason, now.Add(d))
+	epoch := p.epoch.Load()
+	p.timer = time.AfterFunc(d, func() {
+		if s.work.enter() {
+			defer s.work.leave()
+			s.beginTrial(b, epoch)
+		}
+	})
+}
+
+// beginTrial ends the ejection that began with epoch.
+func (s *backendSet) beginTrial(b *Backend, epoch uint32) {
+	s.mu.Lock()
+	if b.passive.epoch.Load() == epoch && s.owns(b) {
+		b.passive.trialFrom = time.Now()
+		s.setHealthLocked(b, HealthTrial, "ejection is over", time.Time{})
+	}
+	s.mu.Unlock()
+	s.publishIfChanged()
+}
+
+// setHealthLocked moves b to another health and forgets what counted in the old
+// one.
+func (s *backendSet) setHealthLocked(b *Backend, h Health, reason string, until time.Time) {
+	b.passive.inRow.Store(0)
+	b.passive.cuts.Store(0)
+	b.passive.epoch.Add(1)
+	if t := b.passive.timer; t != nil {
+		t.Stop()
+		b.passive.timer = nil
+	}
+	st := b.Status()
+	st.Health, st.Reason, st.Until, st.Since = h, reason, until, time.Now()
+	s.setStatusLocked(b, st)
+}

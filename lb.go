@@ -1,0 +1,174 @@
+package lb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httputil"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// closeGrace is how long Close waits for user code that it has told to end: a
+// request body whose Read goes on after Close, a logger that hangs.
+const closeGrace = time.Second
+
+// Pool is the set of backends and everything that decides among them. It is an
+// http.Handler, which makes it a reverse proxy, and an http.RoundTripper, which
+// makes it the transport of a client; both faces may be used at once and share
+// one view of the backends.
+//
+// New makes a Pool; the zero value cannot be used. All methods may be called
+// concurrently. A Pool must be closed with Close or Shutdown.
+type Pool struct {
+	cfg      *config
+	set      backendSet
+	conns    *connSet
+	memory   memory
+	requests gate // requests under way
+	proxy    *httputil.ReverseProxy
+	scratch  sync.Pool // of *[]*Backend
+	totals   totals
+	learner  Learner     // the strategy, if it is one
+	down     atomic.Bool // closed, with requests under way being cut
+}
+
+// New returns a pool of targets with the given options. It reports everything
+// that is wrong with either in one error, which names each value; then no pool
+// is made. No backend is contacted until the first request.
+func New(targets []Target, opts ...Option) (*Pool, error) {
+	list, errTargets := parseTargets(targets)
+	cfg, errOptions := newConfig(opts)
+	if err := errors.Join(errTargets, errOptions); err != nil {
+		return nil, fmt.Errorf("lb: %w", err)
+	}
+	p := &Pool{cfg: cfg, conns: newConnSet()}
+	p.memory.limit = cfg.retry.MaxPoolReplayBytes
+	p.requests.init()
+	p.set.work.init()
+	p.set.cfg, p.set.conns = cfg, p.conns
+	p.scratch.New = func() any { return new([]*Backend) }
+	p.proxy = newProxy(p)
+	p.learner, _ = cfg.balancer.(Learner)
+	p.set.replace(list)
+	return p, nil
+}
+
+// ServeHTTP forwards r to a backend and the backend's answer to w, trying others
+// as RetryPolicy allows. When there is no answer to pass on it replies itself;
+// see WithErrorHandler. CONNECT is answered with 405.
+//
+// If the answer breaks off in mid-body, ServeHTTP panics with
+// http.ErrAbortHandler, which makes net/http cut the client's connection so that
+// the client can see it; without a server, as with httptest.ResponseRecorder, it
+// returns.
+func (p *Pool) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p.totals.requests.Add(1)
+	if !p.requests.enter() {
+		p.fail(w, r, fmt.Errorf("lb: %w", ErrClosed))
+		p.totals.failures.Add(1)
+		return
+	}
+	defer p.requests.leave()
+	p.forward(w, r)
+}
+
+// RoundTrip sends r to a backend and returns its answer, trying others as
+// RetryPolicy allows. It makes the pool the Transport of an http.Client or of a
+// proxy of one's own. Scheme and host of r.URL are replaced by the backend's, and
+// its path follows the target's prefix; the header goes out as it is. Redirects
+// of an http.Client come here too, wherever they point: set CheckRedirect where
+// that is not wanted.
+//
+// It keeps the contract of http.RoundTripper: it does not change r and always
+// closes r.Body. An error wraps an *AttemptError, ErrNoBackend or ErrClosed; an
+// answer with any status is no error. The answer counts as in flight until its
+// Body was read to the end or closed. The Body of a 101 answer is an
+// io.ReadWriteCloser with CloseWrite.
+func (p *Pool) RoundTrip(r *http.Request) (*http.Response, error) {
+	p.totals.requests.Add(1)
+	if !p.requests.enter() {
+		if r.Body != nil {
+			r.Body.Close()
+		}
+		p.totals.failures.Add(1)
+		return nil, fmt.Errorf("lb: %w", ErrClosed)
+	}
+	return p.newCall(r, p.requests.leave).run()
+}
+
+// SetTargets replaces the targets in one step. A target that keeps its name, URL
+// and Host keeps its Backend with all its state; its weight and metadata change
+// in place, and hold for the very next pick. Backends of other targets leave:
+// they get no new request, and those under way go on to their end.
+//
+// When anything is wrong with targets, or there are none, SetTargets changes
+// nothing and reports every fault in one error. After Close it returns ErrClosed.
+func (p *Pool) SetTargets(targets []Target) error {
+	list, err := parseTargets(targets)
+	if err != nil {
+		return fmt.Errorf("lb: %w", err)
+	}
+	if p.closed() {
+		return fmt.Errorf("lb: %w", ErrClosed)
+	}
+	p.set.replace(list)
+	return nil
+}
+
+// SetState makes the backend of that name Active, Draining or Disabled. The
+// state lasts until it is set again or the backend leaves. An unknown name or
+// state is an error.
+func (p *Pool) SetState(name string, s State) error {
+	if int(s) >= len(stateNames) {
+		return fmt.Errorf("lb: state %d: want Active, Draining or Disabled", s)
+	}
+	return p.set.setState(name, s)
+}
+
+// Backends returns the backends in the order of their targets.
+func (p *Pool) Backends() []*Backend { return slices.Clone(p.set.current.Load().all) }
+
+// CloseIdleConnections closes the connections to backends that no request uses
+// now. http.Client.CloseIdleConnections calls it.
+func (p *Pool) CloseIdleConnections() {
+	for _, b := range p.set.current.Load().all {
+		b.conns.closeIdle()
+	}
+}
+
+// Shutdown closes the pool gently: new requests are refused with ErrClosed, which
+// ServeHTTP answers with 503; those under way go on until they have ended or ctx
+// has, and then the pool is closed as by Close. It returns ctx's error if that
+// cut requests, else nil.
+func (p *Pool) Shutdown(ctx context.Context) error {
+	p.requests.close()
+	err := p.requests.wait(ctx)
+	p.Close()
+	return err
+}
+
+// Close ends the pool at once: new requests are refused, requests under way lose
+// their connections, and timers stop. It returns when every goroutine of the
+// pool's own has ended, always nil. Code of the user's that goes on for more than
+// a second after it was told to end (a request body in Read, a logger) is not
+// waited for; nor are requests under way on a RoundTripper of the user's. Calls
+// after the first do nothing. Shutdown lets requests end first.
+func (p *Pool) Close() error {
+	p.down.Store(true)
+	p.requests.close()
+	p.set.work.close()
+	p.set.close()
+	p.conns.close()
+	p.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+	defer cancel()
+	p.set.work.wait(ctx) //nolint:errcheck // waited long enough
+	return nil
+}
+
+// closed tells that requests under way are being cut.
+func (p *Pool) closed() bool { return p.down.Load() }

@@ -1,0 +1,162 @@
+package lb
+
+import (
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"time"
+)
+
+// picked is a backend with what was reserved on it in the same step.
+type picked struct {
+	backend *Backend
+	epoch   uint32 // of its health
+	trial   bool   // its one request on trial is reserved
+}
+
+// pick chooses the backend for the request's next attempt.
+//
+// The fast path hands out the snapshot's own list. It is right because that list
+// was filtered when it was published, and the only candidates that depend on the
+// request are those on trial and those it has tried; when there are any, the slow
+// path filters again.
+func (c *call) pick() (picked, error) {
+	snap := c.pool.set.current.Load()
+	if len(snap.usable) == 0 {
+		return picked{}, ErrNoBackend
+	}
+	if len(snap.trials) == 0 && len(c.tried) == 0 {
+		b := c.pool.choose(c.in, snap, snap.balancer, snap.usable)
+		if b == nil {
+			return picked{}, ErrNoBackend
+		}
+		return picked{backend: b, epoch: b.passive.epoch.Load()}, nil
+	}
+	return c.pickFiltered(snap)
+}
+
+// pickFiltered picks among the candidates that are this request's own.
+func (c *call) pickFiltered(snap *snapshot) (picked, error) {
+	scratch := c.pool.scratch.Get().(*[]*Backend)
+	defer c.pool.putScratch(scratch)
+	for {
+		candidates, strategy := c.candidates(snap, (*scratch)[:0])
+		*scratch = candidates[:0]
+		if len(candidates) == 0 {
+			return picked{}, ErrNoBackend
+		}
+		b := c.pool.choose(c.in, snap, strategy, candidates)
+		if b == nil {
+			return picked{}, ErrNoBackend
+		}
+		p := picked{backend: b, epoch: b.passive.epoch.Load(), trial: snap.trialOf(b) != nil}
+		if !p.trial || b.passive.onTrial.CompareAndSwap(false, true) {
+			return p, nil
+		}
+		// Another request took b's trial between the look and the leap: now b is
+		// no candidate, so each round has one less.
+	}
+}
+
+// candidates appends to list who may be picked, the best kind that there is:
+// first those that are usable or on trial, then any on trial, then the ejected,
+// all of them untried; at last the tried. It also returns the strategy that was
+// prepared for those.
+func (c *call) candidates(snap *snapshot, list []*Backend) ([]*Backend, Balancer) {
+	now := time.Now()
+	for _, b := range snap.members {
+		if c.hasTried(b) {
+			continue
+		}
+		if t := snap.trialOf(b); t == nil || (c.suitsTrial(t, now) && t.free()) {
+			list = append(list, b)
+		}
+	}
+	for i := range snap.trials {
+		if t := &snap.trials[i]; len(list) == 0 && t.free() && !c.hasTried(t.backend) {
+			list = append(list, t.backend)
+		}
+	}
+	if len(list) > 0 {
+		return list, snap.balancer
+	}
+	for _, b := range snap.ejected {
+		if !c.hasTried(b) {
+			list = append(list, b)
+		}
+	}
+	if len(list) > 0 {
+		return list, snap.resort
+	}
+	for _, b := range snap.usable {
+		if c.hasTried(b) {
+			list = append(list, b)
+		}
+	}
+	return list, snap.balancer
+}
+
+// anyUntried tells whether a backend is left that the request has not tried.
+func (c *call) anyUntried() bool {
+	snap := c.pool.set.current.Load()
+	untried := func(b *Backend) bool { return !c.hasTried(b) }
+	return slices.ContainsFunc(snap.usable, untried) || slices.ContainsFunc(snap.ejected, untried) ||
+		slices.ContainsFunc(snap.trials, func(t trial) bool { return t.free() && untried(t.backend) })
+}
+
+func (c *call) hasTried(b *Backend) bool { return slices.Contains(c.tried, b) }
+
+// suitsTrial tells whether the request is one to try a backend with: one that can
+// be given to another should it fail or, if no such request comes, any.
+func (c *call) suitsTrial(t *trial, now time.Time) bool {
+	return c.repeatable || now.Sub(t.since) >= trialPatience
+}
+
+// free tells whether the one request that the backend may have is still to come.
+func (t *trial) free() bool { return !t.backend.passive.onTrial.Load() }
+
+// trialOf returns b's trial, nil if it is not on trial.
+func (n *snapshot) trialOf(b *Backend) *trial {
+	for i := range n.trials {
+		if n.trials[i].backend == b {
+			return &n.trials[i]
+		}
+	}
+	return nil
+}
+
+// choose asks the strategy, whose answer must be one of candidates. For one that
+// is not, or a panic, a random candidate steps in: the request is not at fault.
+func (p *Pool) choose(r *http.Request, snap *snapshot, strategy Balancer, candidates []*Backend) (b *Backend) {
+	defer func() {
+		if recover() != nil {
+			p.set.panics.Add(1)
+			b = p.stepIn(candidates)
+		}
+	}()
+	b = strategy.Pick(r, candidates)
+	if b == nil || isCandidate(b, snap, candidates) {
+		return b
+	}
+	return p.stepIn(candidates)
+}
+
+func (p *Pool) stepIn(candidates []*Backend) *Backend {
+	p.totals.badPicks.Add(1)
+	return candidates[rand.IntN(len(candidates))]
+}
+
+// isCandidate tells whether b is one of candidates, by a mark where that proves
+// it: candidates is then the list that b was marked as a part of.
+func isCandidate(b *Backend, snap *snapshot, candidates []*Backend) bool {
+	if &candidates[0] == &snap.usable[0] && b.published.Load() == snap {
+		return true
+	}
+	return slices.Contains(candidates, b)
+}
+
+// putScratch takes a list of candidates back for the next request.
+func (p *Pool) putScratch(s *[]*Backend) {
+	clear((*s)[:cap(*s)]) // do not keep backends that have left alive
+	p.scratch.Put(s)
+}

@@ -1,0 +1,146 @@
+package lb
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Stats is what a pool has counted since it was made: a copy that is the caller's
+// own. Each number was read once; numbers that belong together may differ by
+// requests that ended meanwhile. Its JSON keys are stable.
+type Stats struct {
+	// Name is the pool's name, if it was given one.
+	Name string `json:"name,omitempty"`
+	// Strategy names the Balancer: its String, else its type.
+	Strategy string `json:"strategy"`
+	// Requests counts the requests that came, whatever became of them.
+	Requests int64 `json:"requests"`
+	// Failures counts those that got no backend's answer, for which ServeHTTP
+	// replied 4xx or 5xx itself and RoundTrip returned an error; ClientClosed
+	// those whose client left first, before or in the answer.
+	Failures     int64 `json:"failures"`
+	ClientClosed int64 `json:"client_closed"`
+	// Cut counts answers that their backend broke off in mid-body.
+	Cut int64 `json:"cut"`
+	// Retries counts attempts beyond a request's first.
+	Retries int64 `json:"retries"`
+	// InFlight is how many attempts are under way now.
+	InFlight int64 `json:"in_flight"`
+	// Unrecorded counts requests whose body was too long to be kept for a
+	// further attempt; ReplayBytes is what bodies that are kept take up now.
+	Unrecorded  int64 `json:"unrecorded"`
+	ReplayBytes int64 `json:"replay_bytes"`
+	// BadPicks counts picks of the strategy that were no candidate, and its
+	// panics; Panics counts all panics of user code that were contained.
+	BadPicks int64 `json:"bad_picks"`
+	Panics   int64 `json:"panics"`
+	// FailOpen tells that no backend is usable and unusable ones are used.
+	FailOpen bool `json:"fail_open"`
+	// Backends has one entry per target, in their order.
+	Backends []BackendStats `json:"backends"`
+}
+
+// BackendStats is what a pool has counted for one backend.
+type BackendStats struct {
+	Name string `json:"name"`
+	URL  string `json:"url"`
+	// State is one word: draining or disabled if the operator said so, else the
+	// health: unknown, ejected or trial. Reason says why, Since when it began.
+	State  string    `json:"state"`
+	Reason string    `json:"reason,omitempty"`
+	Since  time.Time `json:"since"`
+	// Until is when an ejection ends.
+	Until    time.Time `json:"until,omitzero"`
+	Weight   int       `json:"weight"`
+	InFlight int64     `json:"in_flight"`
+	// Requests counts attempts, Retries those of them that were a request's
+	// second or later, Failures those that failed by the backend's fault.
+	Requests int64 `json:"requests"`
+	Failures int64 `json:"failures"`
+	Retries  int64 `json:"retries"`
+	// SentBytes and ReceivedBytes count what attempts that have ended moved.
+	SentBytes     int64 `json:"sent_bytes"`
+	ReceivedBytes int64 `json:"received_bytes"`
+	// LastError is the text of the last failure; it may name addresses.
+	LastError string `json:"last_error,omitempty"`
+}
+
+// totals counts what no single backend stands for.
+type totals struct {
+	requests, failures, clientClosed, cut atomic.Int64
+	unrecorded, badPicks                  atomic.Int64
+}
+
+// failed counts a request that got no answer because of err.
+func (t *totals) failed(err error) {
+	if StatusOf(err) == StatusClientClosed {
+		t.clientClosed.Add(1)
+		return
+	}
+	t.failures.Add(1)
+}
+
+// bodyEnded counts how the body of an answer ended.
+func (t *totals) bodyEnded(o *Outcome) {
+	switch {
+	case o.Cause == CauseClientGone:
+		t.clientClosed.Add(1)
+	case o.failed():
+		t.cut.Add(1)
+	}
+}
+
+// Stats returns what the pool has counted until now.
+func (p *Pool) Stats() Stats {
+	snap := p.set.current.Load()
+	s := Stats{
+		Name:         p.cfg.name,
+		Strategy:     strategyName(p.cfg.balancer),
+		Requests:     p.totals.requests.Load(),
+		Failures:     p.totals.failures.Load(),
+		ClientClosed: p.totals.clientClosed.Load(),
+		Cut:          p.totals.cut.Load(),
+		Unrecorded:   p.totals.unrecorded.Load(),
+		ReplayBytes:  p.memory.used.Load(),
+		BadPicks:     p.totals.badPicks.Load(),
+		Panics:       p.set.panics.Load(),
+		FailOpen:     snap.failOpen && len(snap.members) > 0,
+		Backends:     make([]BackendStats, len(snap.all)),
+	}
+	for i, b := range snap.all {
+		st := b.stats()
+		s.Backends[i] = st
+		s.InFlight += st.InFlight
+		s.Retries += st.Retries
+	}
+	return s
+}
+
+func (b *Backend) stats() BackendStats {
+	st := b.Status()
+	s := BackendStats{
+		Name: b.name, URL: b.URL(),
+		State: st.String(), Reason: st.Reason, Since: st.Since, Until: st.Until,
+		Weight:   b.Weight(),
+		InFlight: b.inFlight.Load(),
+		Requests: b.requests.Load(), Failures: b.failures.Load(), Retries: b.retries.Load(),
+		SentBytes: b.sent.Load(), ReceivedBytes: b.received.Load(),
+	}
+	if text := b.lastErr.Load(); text != nil {
+		s.LastError = *text
+	}
+	return s
+}
+
+// observe tells the strategy, if it wants to learn.
+func (p *Pool) observe(b *Backend, o *Outcome) {
+	if p.learner == nil {
+		return
+	}
+	defer func() {
+		if recover() != nil {
+			p.set.panics.Add(1)
+		}
+	}()
+	p.learner.Observe(b, *o)
+}

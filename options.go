@@ -1,0 +1,234 @@
+package lb
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+)
+
+// Every default of the package, in one place. The table in doc.go repeats them
+// and a test compares the two.
+const (
+	// DefaultDialTimeout bounds one dial. It is short on purpose: while one
+	// backend cannot be reached, the request waits to be given to another.
+	DefaultDialTimeout = 2 * time.Second
+	// DefaultTLSHandshakeTimeout bounds the TLS handshake that follows a dial.
+	DefaultTLSHandshakeTimeout = 5 * time.Second
+	// DefaultResponseHeaderTimeout bounds the wait for the answer's headers,
+	// counted from the moment the request has been sent whole.
+	DefaultResponseHeaderTimeout = 60 * time.Second
+	// DefaultExpectContinueTimeout is how long a request that says
+	// "Expect: 100-continue" waits for the backend's word before its body is
+	// sent anyway.
+	DefaultExpectContinueTimeout = time.Second
+	// DefaultMaxIdleConns is how many idle connections a backend may keep.
+	DefaultMaxIdleConns = 256
+	// DefaultIdleConnTimeout is how long an idle connection is kept.
+	DefaultIdleConnTimeout = 30 * time.Second
+
+	// DefaultAttempts is how often a request may reach a backend, the first
+	// time included.
+	DefaultAttempts = 3
+	// DefaultMaxFailedDials is how many backends that had not been tried yet
+	// may refuse a request's dial without using up its attempts.
+	DefaultMaxFailedDials = 10
+	// DefaultRetryBaseDelay and DefaultRetryMaxDelay bound the random delay
+	// before a further attempt.
+	DefaultRetryBaseDelay = 25 * time.Millisecond
+	DefaultRetryMaxDelay  = 250 * time.Millisecond
+	// DefaultRetryTotal is the time after which no attempt is begun any more.
+	DefaultRetryTotal = 60 * time.Second
+	// DefaultMaxReplayBytes is how much of one request's body is kept, so that
+	// it can be sent again.
+	DefaultMaxReplayBytes int64 = 64 << 10
+	// DefaultMaxPoolReplayBytes bounds what all requests of a pool keep at once.
+	DefaultMaxPoolReplayBytes int64 = 64 << 20
+
+	// DefaultFailures is how many failures in a row eject a backend.
+	DefaultFailures = 3
+	// DefaultEjection is how long a first ejection lasts; the n-th lasts n times
+	// as long, at most DefaultMaxEjection.
+	DefaultEjection    = 5 * time.Second
+	DefaultMaxEjection = 60 * time.Second
+)
+
+// Option changes one setting of a Pool. Options are made by the With functions
+// of this package and are applied in order: of two that set the same thing the
+// later one wins. An Option may be used for several pools.
+type Option interface{ apply(*config) }
+
+type optionFunc func(*config)
+
+func (f optionFunc) apply(c *config) { f(c) }
+
+// config is what the options of one pool add up to. It does not change once New
+// has returned.
+type config struct {
+	name         string
+	balancer     Balancer
+	passive      PassiveHealth
+	retry        RetryPolicy
+	timeouts     Timeouts
+	transport    http.RoundTripper
+	errorHandler func(http.ResponseWriter, *http.Request, error)
+	logger       *slog.Logger
+
+	faults []error // what is wrong with the options, all of it
+}
+
+// newConfig applies opts over the defaults and returns every fault it finds.
+func newConfig(opts []Option) (*config, error) {
+	c := &config{}
+	for i, o := range opts {
+		if o == nil {
+			c.faultf("option %d of %d is nil: leave it out", i+1, len(opts))
+			continue
+		}
+		o.apply(c)
+	}
+	if c.balancer == nil {
+		c.balancer = RoundRobin()
+	}
+	if c.logger == nil {
+		c.logger = slog.New(slog.DiscardHandler)
+	}
+	if c.errorHandler == nil {
+		c.errorHandler = replyError
+	}
+	c.passive.fill(c)
+	c.retry.fill(c)
+	c.timeouts.fill(c)
+	return c, errors.Join(c.faults...)
+}
+
+func (c *config) faultf(format string, args ...any) {
+	c.faults = append(c.faults, fmt.Errorf(format, args...))
+}
+
+// WithName names the pool in its log and its Stats. The default is no name.
+func WithName(name string) Option {
+	return optionFunc(func(c *config) { c.name = name })
+}
+
+// WithBalancer sets the strategy that chooses among the candidates of a
+// request. The default is RoundRobin. A strategy keeps state (a position, what
+// it has learned) and belongs to one pool: do not give the same value to two.
+func WithBalancer(b Balancer) Option {
+	return optionFunc(func(c *config) {
+		if isNil(b) {
+			c.faultf("WithBalancer: the Balancer is nil: leave the option out for RoundRobin")
+			return
+		}
+		c.balancer = b
+	})
+}
+
+// WithPassiveHealth sets how a backend is taken out because of what happened to
+// the requests it was given. Without it the defaults of PassiveHealth hold.
+func WithPassiveHealth(h PassiveHealth) Option {
+	return optionFunc(func(c *config) { c.passive = h })
+}
+
+// WithRetry sets when a request is sent again. Without it the defaults of
+// RetryPolicy hold.
+func WithRetry(r RetryPolicy) Option {
+	return optionFunc(func(c *config) { c.retry = r })
+}
+
+// WithTimeouts sets how long the stages of an attempt may take. Without it the
+// defaults of Timeouts hold.
+func WithTimeouts(t Timeouts) Option {
+	return optionFunc(func(c *config) { c.timeouts = t })
+}
+
+// WithTransport sets how backends are reached.
+//
+// An *http.Transport is a template: the pool clones it for each backend, counts
+// the bytes on its connections, keeps to HTTP/1.1 and leaves the original
+// alone. What Timeouts sets wins over the template's own time-outs only if the
+// template leaves them at zero.
+//
+// Any other RoundTripper is used as it is, for all backends, with the time-outs
+// and connections it has. The pool then cannot prove that a request never left,
+// so a request that is not idempotent is never sent a second time; nor can it
+// wake an upload whose client stalls while the backend dies. It is called
+// concurrently and a panic in it fails the attempt.
+//
+// The default is an http.Transport of the pool's own: no compression, no proxy
+// from the environment, DefaultMaxIdleConns idle connections per backend.
+func WithTransport(rt http.RoundTripper) Option {
+	return optionFunc(func(c *config) {
+		if isNil(rt) {
+			c.faultf("WithTransport: the RoundTripper is nil: leave the option out for the default")
+			return
+		}
+		c.transport = rt
+	})
+}
+
+// WithErrorHandler sets who answers when ServeHTTP has no backend's answer to
+// pass on. StatusOf tells the status that fits err; errors.AsType finds an
+// *AttemptError in it. The text of err names backends and belongs into a log,
+// not into the reply. r is the request as it would have been forwarded.
+//
+// f is called on the request's goroutine, concurrently for different requests,
+// before anything was written to w. It is not called for a client that left:
+// nobody would read the reply. The field Retry-After is set already when the status
+// is 503. The default replies with the status and its standard text.
+func WithErrorHandler(f func(w http.ResponseWriter, r *http.Request, err error)) Option {
+	return optionFunc(func(c *config) {
+		if f == nil {
+			c.faultf("WithErrorHandler: the function is nil: leave the option out for the default reply")
+			return
+		}
+		c.errorHandler = f
+	})
+}
+
+// WithLogger sets where the pool reports each change of a backend's state,
+// once, with its cause. The default logs nothing. The logger is called without
+// any lock held, one record at a time, on the goroutine that caused the change.
+func WithLogger(l *slog.Logger) Option {
+	return optionFunc(func(c *config) {
+		if l == nil {
+			c.faultf("WithLogger: the logger is nil: leave the option out to log nothing")
+			return
+		}
+		c.logger = l
+	})
+}
+
+// Timeouts bounds the stages of one attempt. The zero value means the defaults;
+// a negative value turns that bound off. What bounds a whole request is
+// RetryPolicy.Total and the request's own context.
+type Timeouts struct {
+	// Dial bounds one dial. Zero means DefaultDialTimeout.
+	Dial time.Duration
+	// TLSHandshake bounds the handshake after a dial to an https target. Zero
+	// means DefaultTLSHandshakeTimeout.
+	TLSHandshake time.Duration
+	// ResponseHeader bounds the wait for the answer's headers once the request
+	// has been sent whole; the answer's body is not bounded. Requests that ask
+	// for an upgrade are exempt. Zero means DefaultResponseHeaderTimeout.
+	ResponseHeader time.Duration
+}
+
+func (t *Timeouts) fill(*config) {
+	t.Dial = timeoutOr(t.Dial, DefaultDialTimeout)
+	t.TLSHandshake = timeoutOr(t.TLSHandshake, DefaultTLSHandshakeTimeout)
+	t.ResponseHeader = timeoutOr(t.ResponseHeader, DefaultResponseHeaderTimeout)
+}
+
+// timeoutOr resolves a time-out setting to what net/http understands: zero, the
+// user's "default", becomes def, and a negative value, "none", becomes zero.
+func timeoutOr(d, def time.Duration) time.Duration {
+	switch {
+	case d == 0:
+		return def
+	case d < 0:
+		return 0
+	}
+	return d
+}

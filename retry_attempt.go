@@ -1,0 +1,485 @@
+package lb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// attemptKey finds the attempt in the context of its dial.
+type attemptKey struct{}
+
+// attempt is one try of one request on one backend. It is also the context of
+// that try: the request's own, but with a client trace of the attempt in place of
+// the caller's. A caller's trace must not hear of attempts that were discarded:
+// httputil.ReverseProxy, for one, passes on every 1xx answer that it hears of.
+type attempt struct {
+	context.Context
+	call    *call
+	backend *Backend
+	number  int
+	began   time.Time
+	epoch   uint32 // of the backend's health
+	trial   bool   // holds the backend's one request on trial
+	caller  *httptrace.ClientTrace
+	trace   httptrace.ClientTrace
+	body    *attemptBody
+
+	ended    atomic.Bool // nothing of it reaches the client any more
+	finished atomic.Bool // counted down
+
+	mu     sync.Mutex // guards the following, which the transport's goroutines write
+	dials  int        // dials that ended
+	dialed bool       // one of them well
+	taken  taken
+	before int64 // bytes sent on connections that the transport gave up by itself
+	opaque bool  // a connection was not ours: its bytes are not known
+}
+
+// taken is the connection that carries an attempt, and its counters' state when
+// the attempt got it.
+type taken struct {
+	conn           *countedConn
+	sent, received int64
+	reused         bool
+}
+
+// begin starts an attempt on b, for which pick has reserved a place.
+func (c *call) begin(p picked) *attempt {
+	c.attempts++
+	a := &attempt{
+		Context: c.in.Context(),
+		call:    c, backend: p.backend, number: c.attempts,
+		began: time.Now(), epoch: p.epoch, trial: p.trial,
+	}
+	a.caller = httptrace.ContextClientTrace(a.Context)
+	if a.caller != nil {
+		a.trace = *a.caller
+	}
+	a.trace.GotConn = a.gotConn
+	a.trace.Got1xxResponse = nil
+	if a.caller != nil && a.caller.Got1xxResponse != nil {
+		a.trace.Got1xxResponse = a.got1xx
+	}
+	p.backend.begin(a.number)
+	return a
+}
+
+// Value hides the caller's client trace and shows the attempt to its dial.
+func (a *attempt) Value(key any) any {
+	if key == (attemptKey{}) {
+		return a
+	}
+	v := a.Context.Value(key)
+	if _, ok := v.(*httptrace.ClientTrace); ok {
+		return nil
+	}
+	return v
+}
+
+// do sends the request and returns the answer's headers, or why there are none.
+func (a *attempt) do() (*http.Response, Outcome) {
+	req := a.outgoing()
+	conns := a.backend.conns
+	rt := conns.plain
+	if req.Header.Get("Upgrade") != "" {
+		rt = conns.upgrade
+	}
+	resp, err := a.roundTrip(rt, req)
+	if err != nil {
+		a.end()
+		return nil, a.outcome(err)
+	}
+	o := a.outcome(nil)
+	o.Status = resp.StatusCode
+	return resp, o
+}
+
+// roundTrip calls rt, which may be the user's: it may panic or return nothing.
+func (a *attempt) roundTrip(rt http.RoundTripper, r *http.Request) (resp *http.Response, err error) {
+	if _, ours := rt.(*http.Transport); !ours {
+		defer func() {
+			if v := recover(); v != nil {
+				a.call.pool.set.panics.Add(1)
+				resp, err = nil, fmt.Errorf("transport panicked: %v", v)
+			}
+		}()
+	}
+	resp, err = rt.RoundTrip(r)
+	switch {
+	case err != nil && resp != nil && resp.Body != nil:
+		resp.Body.Close()
+		return nil, err
+	case err == nil && (resp == nil || resp.Body == nil):
+		return nil, errNoAnswer
+	}
+	return resp, err
+}
+
+// outgoing is the request as this backend gets it. Its header is the caller's
+// own: nobody writes to it.
+func (a *attempt) outgoing() *http.Request {
+	in, e := a.call.in, &a.backend.endpoint
+	out := in.WithContext(httptrace.WithClientTrace(a, &a.trace))
+	out.URL = e.join(in.URL)
+	out.RequestURI = ""
+	out.GetBody = nil // with it, net/http would send the body again by itself
+	switch e.sendHost {
+	case "":
+		if out.Host == "" {
+			out.Host = in.URL.Host
+		}
+	case HostFromURL:
+		out.Host = e.host
+	default:
+		out.Host = e.sendHost
+	}
+	if r := a.call.body; r != nil {
+		a.body = &attemptBody{replay: r, attempt: a}
+		out.Body = a.body
+	}
+	return out
+}
+
+// join returns u with the endpoint's scheme and host, and its prefix in front of
+// the path.
+func (e *endpoint) join(u *url.URL) *url.URL {
+	j := *u
+	j.Scheme, j.Host, j.User = e.scheme, e.host, nil
+	if e.prefix == "" || u.Path == "*" {
+		return &j
+	}
+	raw := u.EscapedPath()
+	j.Path, j.RawPath = e.prefix+u.Path, e.rawPrefix+raw
+	if u.Path != "" && u.Path[0] != '/' {
+		j.Path, j.RawPath = e.prefix+"/"+u.Path, e.rawPrefix+"/"+raw
+	}
+	return &j
+}
+
+// dialEnded is told by the backend's dialer how a dial for this attempt ended.
+func (a *attempt) dialEnded(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.dials++
+	a.dialed = a.dialed || err == nil
+}
+
+// gotConn is told by the transport which connection carries the attempt. It is
+// told again when the transport found an idle connection dead and took another.
+func (a *attempt) gotConn(info httptrace.GotConnInfo) {
+	cc := countedIn(info.Conn)
+	a.mu.Lock()
+	if old := a.taken.conn; old != nil {
+		a.before += old.sent.Load() - a.taken.sent
+	}
+	a.taken = taken{conn: cc, reused: info.Reused}
+	if cc == nil {
+		a.opaque = true
+	} else {
+		a.taken.sent, a.taken.received = cc.sent.Load(), cc.received.Load()
+	}
+	a.mu.Unlock()
+	if cc != nil {
+		cc.own(a)
+	}
+	if a.caller != nil && a.caller.GotConn != nil {
+		a.caller.GotConn(info)
+	}
+}
+
+// got1xx passes an informational answer on to the caller, from the first attempt
+// and for as long as that goes on.
+func (a *attempt) got1xx(code int, header textproto.MIMEHeader) error {
+	if a.number > 1 || a.ended.Load() {
+		return nil
+	}
+	return a.caller.Got1xxResponse(code, header)
+}
+
+// connEnded is told when the connection that carries the attempt is over. The
+// transport may be waiting for the request's body at that moment, and would for
+// as long as the client likes: ending the body ends its wait.
+func (a *attempt) connEnded() {
+	if a.body != nil {
+		a.body.fence()
+	}
+}
+
+// sent is how many bytes of the request left on connections of the pool.
+func (a *attempt) sent() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.sentLocked()
+}
+
+func (a *attempt) sentLocked() int64 {
+	if a.taken.conn == nil {
+		return a.before
+	}
+	return a.before + a.taken.conn.sent.Load() - a.taken.sent
+}
+
+// isLast tells that no other attempt will follow this one whatever comes, so that
+// the body need not be kept: bytes have left, and the request may not be repeated
+// or is too long to be.
+func (a *attempt) isLast() bool {
+	r := a.call.body
+	return (!a.call.repeatable || r.length > r.limit) && (!a.backend.conns.owned || a.sent() > 0)
+}
+
+// end cuts the attempt off from the request: its body and its 1xx answers.
+func (a *attempt) end() {
+	a.ended.Store(true)
+	if a.body != nil {
+		a.body.fence()
+	}
+}
+
+// outcome classifies how the attempt stands: err is what the transport returned
+// instead of an answer, nil if there is one.
+func (a *attempt) outcome(err error) Outcome {
+	bodyFault := error(nil)
+	if a.call.body != nil {
+		bodyFault = a.call.body.fault()
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	o := Outcome{Stage: StageBody, Attempt: a.number, Reused: a.taken.reused, Err: err, Wait: time.Since(a.began)}
+	o.Total = o.Wait
+	a.countLocked(&o)
+	if err == nil {
+		return o
+	}
+	owned := a.backend.conns.owned
+	o.NeverLeft = owned && !a.opaque && o.SentBytes == 0
+	o.Stage = a.stageLocked()
+	o.Cause = a.causeLocked(err, o.Stage, bodyFault)
+	if bodyFault != nil && o.Cause == CauseClientBody {
+		o.Err = bodyFault // what the transport makes of it is less clear
+	}
+	o.Blame = blameOf(o.Cause)
+	return o
+}
+
+// countLocked fills in the bytes moved.
+func (a *attempt) countLocked(o *Outcome) {
+	o.SentBytes = a.sentLocked()
+	if c := a.taken.conn; c != nil {
+		o.ReceivedBytes = c.received.Load() - a.taken.received
+	}
+}
+
+// stageLocked is how far an attempt came that got no answer.
+func (a *attempt) stageLocked() Stage {
+	switch {
+	case !a.backend.conns.owned:
+		return StageResponse
+	case a.taken.conn == nil && !a.opaque && a.dialed:
+		return StageTLS
+	case a.taken.conn == nil && !a.opaque && a.dials > 0:
+		return StageDial
+	case a.body != nil && !a.body.sentWhole():
+		return StageRequest
+	case a.taken.conn == nil && !a.opaque:
+		return StageRequest
+	}
+	return StageResponse
+}
+
+// causeLocked is why an attempt got no answer. It goes by what is known for
+// certain (the request's context, our reader of its body, our connection) before
+// what the transport's error says: that is the first of several to be noticed.
+func (a *attempt) causeLocked(err error, stage Stage, bodyFault error) Cause {
+	ctxErr := a.Context.Err()
+	switch {
+	case a.call.pool.closed():
+		return CauseClosed
+	case bodyFault != nil && (ctxErr == nil || bodyStatus(bodyFault) != http.StatusBadRequest):
+		return CauseClientBody
+	case errors.Is(ctxErr, context.DeadlineExceeded):
+		return CauseDeadline
+	case ctxErr != nil:
+		return CauseClientGone
+	case isLocal(err):
+		return CauseLocal
+	case isTimeout(err):
+		return CauseTimeout
+	case !a.backend.conns.owned:
+		return CauseUnknown
+	case stage == StageDial:
+		return CauseRefused
+	case stage == StageTLS:
+		return CauseTLS
+	case a.taken.conn == nil && !a.opaque:
+		return CauseClientRequest // net/http would not send it
+	case a.taken.conn == nil || a.taken.conn.cut.Load():
+		return CauseReset
+	}
+	return CauseProtocol
+}
+
+func (a *attempt) error(o *Outcome) *AttemptError {
+	err := o.Err
+	if err == nil {
+		err = fmt.Errorf("answered with status %d, which is retried", o.Status)
+	}
+	return &AttemptError{Backend: a.backend.name, Attempt: a.number, Stage: o.Stage, Cause: o.Cause, Blame: o.Blame, Err: err}
+}
+
+// publish tells everybody how the attempt stands: counters, health, strategy,
+// record. It releases what the attempt has reserved as soon as it is known.
+func (a *attempt) publish(o *Outcome) {
+	p := a.call.pool
+	a.backend.count(o)
+	p.set.learn(a.backend, a.epoch, a.trial, o)
+	if a.trial {
+		a.trial = false
+		a.backend.passive.onTrial.Store(false)
+	}
+	p.observe(a.backend, o)
+	if a.call.record != nil {
+		a.call.record.add(a, o)
+	}
+	if o.Err != nil && !o.Final {
+		a.finish(nil)
+	}
+}
+
+// finish ends the attempt, which is counted down once whatever happens, and tells
+// whether this was the call that did it. final is its last outcome if it was
+// answered.
+func (a *attempt) finish(final *Outcome) bool {
+	if !a.finished.CompareAndSwap(false, true) {
+		return false
+	}
+	a.end()
+	if final != nil {
+		final.Final = true
+		final.Attempt = a.number
+		final.Total = time.Since(a.began)
+		a.mu.Lock()
+		final.Reused = a.taken.reused
+		a.countLocked(final)
+		a.mu.Unlock()
+		a.publish(final)
+	}
+	a.mu.Lock()
+	conn := a.taken.conn
+	a.mu.Unlock()
+	if conn != nil {
+		conn.disown(a)
+	}
+	a.backend.end()
+	return true
+}
+
+// deliver makes the attempt the request's answer: from here on only the answer's
+// body is to come.
+func (a *attempt) deliver(resp *http.Response) *http.Response {
+	resp.Request = a.call.in
+	if a.body != nil {
+		a.body.conclude()
+	}
+	body := &answer{ReadCloser: resp.Body, attempt: a, status: resp.StatusCode}
+	rw, tunnel := resp.Body.(io.ReadWriteCloser)
+	switch {
+	case resp.Body == http.NoBody:
+		body.done(io.EOF)
+	case tunnel && resp.StatusCode == http.StatusSwitchingProtocols:
+		resp.Body = &tunnelAnswer{answer: body, rw: rw}
+	default:
+		resp.Body = body
+	}
+	return resp
+}
+
+// answer is the body of a delivered answer. It tells the attempt how it ended.
+type answer struct {
+	io.ReadCloser
+	attempt *attempt
+	status  int
+	read    atomic.Int64
+}
+
+func (b *answer) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.read.Add(int64(n))
+	if err != nil {
+		b.done(err)
+	}
+	return n, err
+}
+
+func (b *answer) Close() error {
+	err := b.ReadCloser.Close()
+	b.done(nil)
+	return err
+}
+
+// done ends the attempt: err is what ended the body, nil if its reader closed it.
+func (b *answer) done(err error) {
+	a := b.attempt
+	if a.finished.Load() {
+		return
+	}
+	o := Outcome{Stage: StageDone, Status: b.status}
+	switch ctxErr := a.Context.Err(); {
+	case err == io.EOF:
+	case a.call.pool.closed():
+		o.Stage, o.Cause = StageBody, CauseClosed
+	case errors.Is(ctxErr, context.DeadlineExceeded):
+		o.Stage, o.Cause = StageBody, CauseDeadline
+	case ctxErr != nil:
+		o.Stage, o.Cause = StageBody, CauseClientGone
+	case err != nil:
+		o.Stage, o.Cause = StageBody, CauseReset
+	default: // closed early: the caller has seen enough
+		o.Stage = StageBody
+	}
+	if o.Cause != CauseNone {
+		o.Err = err
+		if o.Err == nil {
+			o.Err = context.Cause(a.Context)
+		}
+	}
+	o.Blame = blameOf(o.Cause)
+	if !a.backend.conns.owned {
+		o.ReceivedBytes = b.read.Load()
+	}
+	if a.finish(&o) {
+		a.call.pool.totals.bodyEnded(&o)
+		a.call.over()
+	}
+}
+
+// tunnelAnswer is the body of a 101 answer: the connection itself.
+type tunnelAnswer struct {
+	*answer
+	rw io.ReadWriteCloser
+}
+
+func (t *tunnelAnswer) Write(p []byte) (int, error) { return t.rw.Write(p) }
+
+// CloseWrite passes on the half-close, if the transport's connection has one.
+func (t *tunnelAnswer) CloseWrite() error {
+	if cw, ok := t.rw.(interface{ CloseWrite() error }); ok {
+		return cw.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// Read does not end the attempt at the end of one direction.
+func (t *tunnelAnswer) Read(p []byte) (int, error) {
+	n, err := t.rw.Read(p)
+	t.read.Add(int64(n))
+	return n, err
+}
