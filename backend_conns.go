@@ -142,7 +142,7 @@ func (c *conns) counted(dial dialFunc, overTLS bool) dialFunc {
 		if err != nil {
 			return nil, err
 		}
-		cc := &countedConn{Conn: nc, all: c.all, overTLS: overTLS}
+		cc := &countedConn{Conn: nc, all: c.all, overTLS: overTLS, alive: aliveCheck(nc)}
 		if !c.all.add(cc) {
 			nc.Close()
 			return nil, ErrClosed
@@ -214,6 +214,8 @@ type countedConn struct {
 	net.Conn
 	all     *connSet
 	overTLS bool
+	alive   func() bool // nil where it cannot be known without reading
+	check   atomic.Bool // ask alive before the next write
 
 	sent, received atomic.Int64
 	closed         atomic.Bool
@@ -221,9 +223,13 @@ type countedConn struct {
 	owner          atomic.Pointer[attempt]
 }
 
-// own makes a the attempt that is told about the end of the connection.
-func (c *countedConn) own(a *attempt) {
+// own makes a the attempt that is told about the end of the connection. reused
+// tells that the connection has been idle, so that its peer may have left.
+func (c *countedConn) own(a *attempt, reused bool) {
 	c.owner.Store(a)
+	if reused && c.alive != nil {
+		c.check.Store(true)
+	}
 	if c.closed.Load() || c.cut.Load() { // it may have ended before the line above
 		a.connEnded()
 	}
@@ -256,6 +262,10 @@ func (c *countedConn) Read(p []byte) (int, error) {
 }
 
 func (c *countedConn) Write(p []byte) (int, error) {
+	if c.check.Load() && c.check.Swap(false) && !c.alive() {
+		c.failed()
+		return 0, errStale
+	}
 	n, err := c.Conn.Write(p)
 	if !c.overTLS || carriesRequest(p) {
 		c.sent.Add(int64(n))

@@ -25,6 +25,7 @@ var (
 var (
 	errFenced     = errors.New("attempt has ended")
 	errBodyLength = errors.New("request body is not as long as its Content-Length")
+	errStale      = errors.New("idle connection was closed by the backend")
 	errNoAnswer   = errors.New("transport returned neither answer nor error")
 )
 

@@ -189,7 +189,7 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 	}
 	a.mu.Unlock()
 	if cc != nil {
-		cc.own(a)
+		cc.own(a, info.Reused)
 	}
 	if a.caller != nil && a.caller.GotConn != nil {
 		a.caller.GotConn(info)
@@ -348,6 +348,9 @@ func (a *attempt) publish(o *Outcome) {
 	p.observe(a.backend, o)
 	if a.call.record != nil {
 		a.call.record.add(a, o)
+	}
+	if o.NeverLeft && o.Reused {
+		a.backend.conns.closeIdle() // one was dead, and likely the others are too
 	}
 	if o.Err != nil && !o.Final {
 		a.finish(nil)

@@ -1,0 +1,35 @@
+//go:build unix
+
+package lb
+
+import (
+	"errors"
+	"net"
+	"syscall"
+)
+
+// aliveCheck returns a function that tells, without waiting, whether the peer of c
+// has left an idle connection: its end or an error stands in the socket, or bytes
+// that nobody asked for. It returns nil if c is no socket.
+//
+// The transport reads an idle connection too and would notice, but only once its
+// goroutine comes to run; a request that is written before that is lost, and if it
+// is a POST, for good. The look needs no lock that this reading holds.
+func aliveCheck(c net.Conn) func() bool {
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	return func() (alive bool) {
+		err := raw.Control(func(fd uintptr) {
+			var b [1]byte
+			_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+			alive = errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EINTR)
+		})
+		return err == nil && alive
+	}
+}
