@@ -21,15 +21,16 @@ func setForwarded(out http.Header, in *http.Request) {
 		delete(out, name)
 	}
 	dropLookalikes(out)
-	if ip, _, err := net.SplitHostPort(in.RemoteAddr); err == nil {
-		out["X-Forwarded-For"] = []string{ip}
-	}
-	out["X-Forwarded-Host"] = []string{in.Host}
-	proto := "http"
+	values := [...]string{"", in.Host, "http"} // one allocation for all three
 	if in.TLS != nil {
-		proto = "https"
+		values[2] = "https"
 	}
-	out["X-Forwarded-Proto"] = []string{proto}
+	if ip, _, err := net.SplitHostPort(in.RemoteAddr); err == nil {
+		values[0] = ip
+		out["X-Forwarded-For"] = values[0:1:1]
+	}
+	out["X-Forwarded-Host"] = values[1:2:2]
+	out["X-Forwarded-Proto"] = values[2:3:3]
 }
 
 // dropLookalikes takes out fields such as X_Forwarded_For, which many servers

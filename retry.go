@@ -126,6 +126,7 @@ type call struct {
 	unreached   bool // every attempt so far failed at dial or handshake
 	last        *AttemptError
 	record      *RequestRecord
+	first       attempt
 }
 
 func (p *Pool) newCall(r *http.Request, left func()) *call {

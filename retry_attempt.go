@@ -32,6 +32,8 @@ type attempt struct {
 	caller  *httptrace.ClientTrace
 	trace   httptrace.ClientTrace
 	body    *attemptBody
+	url     url.URL
+	answer  answer
 
 	ended    atomic.Bool // nothing of it reaches the client any more
 	finished atomic.Bool // counted down
@@ -55,11 +57,12 @@ type taken struct {
 // begin starts an attempt on b, for which pick has reserved a place.
 func (c *call) begin(p picked) *attempt {
 	c.attempts++
-	a := &attempt{
-		Context: c.in.Context(),
-		call:    c, backend: p.backend, number: c.attempts,
-		began: time.Now(), epoch: p.epoch, trial: p.trial,
+	a := &c.first // most requests have one attempt: it needs no allocation of its own
+	if c.attempts > 1 {
+		a = new(attempt)
 	}
+	a.Context, a.call, a.backend, a.number = c.in.Context(), c, p.backend, c.attempts
+	a.began, a.epoch, a.trial = time.Now(), p.epoch, p.trial
 	a.caller = httptrace.ContextClientTrace(a.Context)
 	if a.caller != nil {
 		a.trace = *a.caller
@@ -129,7 +132,8 @@ func (a *attempt) roundTrip(rt http.RoundTripper, r *http.Request) (resp *http.R
 func (a *attempt) outgoing() *http.Request {
 	in, e := a.call.in, &a.backend.endpoint
 	out := in.WithContext(httptrace.WithClientTrace(a, &a.trace))
-	out.URL = e.join(in.URL)
+	a.url = e.join(in.URL)
+	out.URL = &a.url
 	out.RequestURI = ""
 	out.GetBody = nil // with it, net/http would send the body again by itself
 	switch e.sendHost {
@@ -151,18 +155,18 @@ func (a *attempt) outgoing() *http.Request {
 
 // join returns u with the endpoint's scheme and host, and its prefix in front of
 // the path.
-func (e *endpoint) join(u *url.URL) *url.URL {
+func (e *endpoint) join(u *url.URL) url.URL {
 	j := *u
 	j.Scheme, j.Host, j.User = e.scheme, e.host, nil
 	if e.prefix == "" || u.Path == "*" {
-		return &j
+		return j
 	}
 	raw := u.EscapedPath()
 	j.Path, j.RawPath = e.prefix+u.Path, e.rawPrefix+raw
 	if u.Path != "" && u.Path[0] != '/' {
 		j.Path, j.RawPath = e.prefix+"/"+u.Path, e.rawPrefix+"/"+raw
 	}
-	return &j
+	return j
 }
 
 // dialEnded is told by the backend's dialer how a dial for this attempt ended.
@@ -392,7 +396,8 @@ func (a *attempt) deliver(resp *http.Response) *http.Response {
 	if a.body != nil {
 		a.body.conclude()
 	}
-	body := &answer{ReadCloser: resp.Body, attempt: a, status: resp.StatusCode}
+	body := &a.answer
+	body.ReadCloser, body.attempt, body.status = resp.Body, a, resp.StatusCode
 	rw, tunnel := resp.Body.(io.ReadWriteCloser)
 	switch {
 	case resp.Body == http.NoBody:
