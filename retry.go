@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -284,23 +283,4 @@ func (c *call) over() {
 	if c.left != nil {
 		c.left()
 	}
-}
-
-const (
-	// discardBytes and discardTime bound the reading of an answer that is thrown
-	// away, for the sake of keeping its connection.
-	discardBytes = 64 << 10
-	discardTime  = 50 * time.Millisecond
-)
-
-// discard reads the answer to its end, if that is near, and closes it.
-func (a *attempt) discard(resp *http.Response) {
-	a.end()
-	if resp.ContentLength <= discardBytes && a.backend.conns.owned {
-		t := time.AfterFunc(discardTime, func() { resp.Body.Close() })
-		io.CopyN(io.Discard, resp.Body, discardBytes+1)
-		t.Stop()
-	}
-	resp.Body.Close()
-	a.finish(&Outcome{Stage: StageDone, Status: resp.StatusCode})
 }

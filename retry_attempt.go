@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
@@ -387,107 +386,4 @@ func (a *attempt) finish(final *Outcome) bool {
 	}
 	a.backend.end()
 	return true
-}
-
-// deliver makes the attempt the request's answer: from here on only the answer's
-// body is to come.
-func (a *attempt) deliver(resp *http.Response) *http.Response {
-	resp.Request = a.call.in
-	if a.body != nil {
-		a.body.conclude()
-	}
-	body := &a.answer
-	body.ReadCloser, body.attempt, body.status = resp.Body, a, resp.StatusCode
-	rw, tunnel := resp.Body.(io.ReadWriteCloser)
-	switch {
-	case resp.Body == http.NoBody:
-		body.done(io.EOF)
-	case tunnel && resp.StatusCode == http.StatusSwitchingProtocols:
-		resp.Body = &tunnelAnswer{answer: body, rw: rw}
-	default:
-		resp.Body = body
-	}
-	return resp
-}
-
-// answer is the body of a delivered answer. It tells the attempt how it ended.
-type answer struct {
-	io.ReadCloser
-	attempt *attempt
-	status  int
-	read    atomic.Int64
-}
-
-func (b *answer) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	b.read.Add(int64(n))
-	if err != nil {
-		b.done(err)
-	}
-	return n, err
-}
-
-func (b *answer) Close() error {
-	err := b.ReadCloser.Close()
-	b.done(nil)
-	return err
-}
-
-// done ends the attempt: err is what ended the body, nil if its reader closed it.
-func (b *answer) done(err error) {
-	a := b.attempt
-	if a.finished.Load() {
-		return
-	}
-	o := Outcome{Stage: StageDone, Status: b.status}
-	switch ctxErr := a.Context.Err(); {
-	case err == io.EOF:
-	case a.call.pool.closed():
-		o.Stage, o.Cause = StageBody, CauseClosed
-	case errors.Is(ctxErr, context.DeadlineExceeded):
-		o.Stage, o.Cause = StageBody, CauseDeadline
-	case ctxErr != nil:
-		o.Stage, o.Cause = StageBody, CauseClientGone
-	case err != nil:
-		o.Stage, o.Cause = StageBody, CauseReset
-	default: // closed early: the caller has seen enough
-		o.Stage = StageBody
-	}
-	if o.Cause != CauseNone {
-		o.Err = err
-		if o.Err == nil {
-			o.Err = context.Cause(a.Context)
-		}
-	}
-	o.Blame = blameOf(o.Cause)
-	if !a.backend.conns.owned {
-		o.ReceivedBytes = b.read.Load()
-	}
-	if a.finish(&o) {
-		a.call.pool.totals.bodyEnded(&o)
-		a.call.over()
-	}
-}
-
-// tunnelAnswer is the body of a 101 answer: the connection itself.
-type tunnelAnswer struct {
-	*answer
-	rw io.ReadWriteCloser
-}
-
-func (t *tunnelAnswer) Write(p []byte) (int, error) { return t.rw.Write(p) }
-
-// CloseWrite passes on the half-close, if the transport's connection has one.
-func (t *tunnelAnswer) CloseWrite() error {
-	if cw, ok := t.rw.(interface{ CloseWrite() error }); ok {
-		return cw.CloseWrite()
-	}
-	return errors.ErrUnsupported
-}
-
-// Read does not end the attempt at the end of one direction.
-func (t *tunnelAnswer) Read(p []byte) (int, error) {
-	n, err := t.rw.Read(p)
-	t.read.Add(int64(n))
-	return n, err
 }

@@ -1,0 +1,160 @@
+package lb_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"example.com/lb"
+	"example.com/lb/lbtest"
+)
+
+// A request that straddles an update finds a backend (nginx/nginx#1656).
+func TestUpdatesUnderTrafficLoseNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, answers(2))
+		sets := [][]lb.Target{lb.Targets(r.backends[0].URL()), lb.Targets(r.backends[1].URL())}
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				if err := r.pool.SetTargets(sets[i%2]); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+		for range 20 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					if a, err := r.do("GET", "", nil); err != nil || a.status != 200 {
+						t.Errorf("answer = %d, %v", a.status, err)
+						return
+					}
+					time.Sleep(1700 * time.Microsecond)
+				}
+			})
+		}
+		wg.Wait()
+		if r.backends[0].Count() == 0 || r.backends[1].Count() == 0 {
+			t.Errorf("arrivals = %d and %d", r.backends[0].Count(), r.backends[1].Count())
+		}
+		r.wantIdle()
+	})
+}
+
+// A backend that leaves takes its connections along, those of requests that are
+// still under way when they end (tailscale/tailscale PR#6804).
+func TestRemovedBackendsKeepNoConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, []lbtest.Behavior{lbtest.Answer(), lbtest.Delay(time.Second)})
+		stay, leave := r.backends[0], r.backends[1]
+		for range 100 {
+			if err := r.pool.SetTargets(lb.Targets(stay.URL(), leave.URL())); err != nil {
+				t.Fatal(err)
+			}
+			var wg sync.WaitGroup
+			for range 10 {
+				wg.Go(func() {
+					if a, err := r.do("GET", "", nil); err != nil || a.status != 200 {
+						t.Errorf("answer = %d, %v", a.status, err)
+					}
+				})
+			}
+			synctest.Wait() // some are under way on the one that leaves
+			if err := r.pool.SetTargets(lb.Targets(stay.URL())); err != nil {
+				t.Fatal(err)
+			}
+			wg.Wait()
+		}
+		synctest.Wait()
+		if leave.Count() == 0 || leave.OpenConns() != 0 {
+			t.Errorf("the backend that left got %d requests and has %d connections open, want some and 0", leave.Count(), leave.OpenConns())
+		}
+		r.wantIdle()
+	})
+}
+
+// Five hundred clients at once need about as many connections, not one each per
+// request (caddyserver/caddy#938).
+func TestIdleConnectionsAreKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const clients = 100
+		r := newRig(t, []lbtest.Behavior{lbtest.Delay(10 * time.Millisecond)})
+		r.client.Transport.(*http.Transport).MaxIdleConnsPerHost = clients
+		var wg sync.WaitGroup
+		for range clients {
+			wg.Go(func() {
+				for range 20 {
+					r.wantStatus(r.must("GET", "", nil), 200)
+				}
+			})
+		}
+		wg.Wait()
+		if n := r.backends[0].TotalConns(); n > clients*12/10 {
+			t.Errorf("%d requests of %d clients took %d connections", r.count(), clients, n)
+		}
+	})
+}
+
+// Two pools with different certificates do not disturb each other or net/http's
+// default (vulcand/oxy#199).
+func TestPoolsShareNothing(t *testing.T) {
+	before := fmt.Sprintf("%p %v", http.DefaultTransport.(*http.Transport).TLSClientConfig, http.DefaultTransport.(*http.Transport).MaxIdleConns)
+	server := func(name string) *httptest.Server {
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, name) }))
+		s.Config.ErrorLog = log.New(io.Discard, "", 0)
+		s.StartTLS()
+		t.Cleanup(s.Close)
+		return s
+	}
+	a, b := server("one"), server("two")
+	one := newPool(t, lb.Targets(a.URL), lb.WithTransport(a.Client().Transport))
+	two := newPool(t, lb.Targets(b.URL), lb.WithRetry(lb.RetryPolicy{Attempts: 1}))
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 20 {
+				if got := serve(one, "/"); got.Code != 200 || got.Body.String() != "one" {
+					t.Errorf("first pool answers %d %q", got.Code, got.Body)
+				}
+				if got := serve(two, "/"); got.Code != 503 {
+					t.Errorf("second pool, which does not know the certificate, answers %d", got.Code)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if after := fmt.Sprintf("%p %v", http.DefaultTransport.(*http.Transport).TLSClientConfig, http.DefaultTransport.(*http.Transport).MaxIdleConns); after != before {
+		t.Errorf("http.DefaultTransport changed from %s to %s", before, after)
+	}
+}
+
+// Close leaves no goroutine behind, with real connections too.
+func TestCloseLeavesNoGoroutine(t *testing.T) {
+	b := lbtest.NewBackend(t, "a")
+	for range 3 { // the first round warms net/http up
+		before := runtime.NumGoroutine()
+		p := newPool(t, lb.Targets(b.URL()))
+		for range 50 {
+			serve(p, "/")
+		}
+		p.Close()
+		deadline := time.Now().Add(10 * time.Second)
+		for runtime.NumGoroutine() > before+2 {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+			}
+			runtime.Gosched()
+		}
+	}
+}
