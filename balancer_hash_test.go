@@ -127,3 +127,28 @@ func owners(b lb.Balancer, set []*lb.Backend, clients []*http.Request) []string 
 	}
 	return names
 }
+
+// A middleware may have put an address without a port in the place of the peer's.
+func TestIPHashTakesAddressesWithAndWithoutPort(t *testing.T) {
+	set := weighted(1, 1, 1, 1)
+	b := lb.IPHash()
+	for i := range 200 {
+		for with, without := range map[string]string{
+			fmt.Sprintf("192.0.2.%d:1234", i):               fmt.Sprintf("192.0.2.%d", i),
+			fmt.Sprintf("[2001:db8:0:%x::1]:1234", i):       fmt.Sprintf("2001:db8:0:%x::2", i),
+			fmt.Sprintf("[::ffff:198.51.100.%d]:1234", i):   fmt.Sprintf("198.51.100.%d", i),
+			fmt.Sprintf("[2001:db8:1:%x::1%%eth0]:1234", i): fmt.Sprintf("2001:db8:1:%x::1", i),
+		} {
+			if x, y := b.Pick(requestFrom(with), set), b.Pick(requestFrom(without), set); x != y {
+				t.Fatalf("%s goes to %s, %s to %s", with, x, without, y)
+			}
+		}
+	}
+	picks := map[string]int{}
+	for range 400 {
+		picks[b.Pick(requestFrom("@"), set).Name()]++
+	}
+	if len(picks) != 4 {
+		t.Errorf("requests over a unix socket, which have no address, went to %v", picks)
+	}
+}

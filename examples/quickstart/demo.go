@@ -250,7 +250,7 @@ func (d *demo) paint(code, text string) string {
 func (d *demo) paintState(state string) string {
 	switch state {
 	case "unknown":
-		return d.paint("32", state) // green
+		return d.paint("32", "usable") // green: nothing speaks against it
 	case "trial":
 		return d.paint("33", state) // yellow
 	}
