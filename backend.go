@@ -24,6 +24,9 @@ var stateNames = [...]string{"active", "draining", "disabled"}
 // String returns the state as one lower-case word.
 func (s State) String() string { return nameIn(stateNames[:], int(s)) }
 
+// MarshalText makes it the word of String in JSON and in logs.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
 // Status is the state of a backend at one moment, with its reason.
 type Status struct {
 	// State is what the operator wants.

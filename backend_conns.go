@@ -20,11 +20,11 @@ type conns struct {
 	upgrade http.RoundTripper // for requests that ask for an upgrade: no header time-out
 	owned   bool              // the transports and their connections are ours
 	all     *connSet
-	panics  *atomic.Int64
+	panics  *panics
 }
 
 // newConns returns the connections to e, which join all.
-func newConns(all *connSet, e endpoint, cfg *config, panics *atomic.Int64) *conns {
+func newConns(all *connSet, e endpoint, cfg *config, panics *panics) *conns {
 	c := &conns{all: all, panics: panics}
 	switch t := cfg.transport.(type) {
 	case nil:
@@ -118,7 +118,7 @@ func (c *conns) safely(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, addr string) (nc net.Conn, err error) {
 		defer func() {
 			if v := recover(); v != nil {
-				c.panics.Add(1)
+				c.panics.caught("the dialer", v)
 				nc, err = nil, fmt.Errorf("dial panicked: %v", v)
 			}
 		}()

@@ -44,7 +44,7 @@ type backendSet struct {
 	cfg     *config
 	conns   *connSet
 	work    gate // the set's timers and the pool's readers, which Close waits for
-	panics  atomic.Int64
+	panics  panics
 
 	mu       sync.Mutex // guards the following
 	backends []*Backend
@@ -235,8 +235,8 @@ func (s *backendSet) prepare(set []*Backend) (ready Balancer) {
 		return ready
 	}
 	defer func() {
-		if recover() != nil {
-			s.panics.Add(1)
+		if v := recover(); v != nil {
+			s.panics.caught("Prepare of the strategy", v)
 			ready = s.cfg.balancer // which works unprepared too
 		}
 	}()
@@ -279,7 +279,7 @@ func (s *backendSet) tell() {
 func (s *backendSet) log(e event) {
 	defer func() {
 		if recover() != nil {
-			s.panics.Add(1)
+			s.panics.count.Add(1) // and not logged: the logger is what panicked
 		}
 	}()
 	s.cfg.logger.LogAttrs(context.Background(), e.level, e.text, e.attrs...)

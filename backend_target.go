@@ -55,7 +55,7 @@ func Targets(urls ...string) []Target {
 // server spoken to in the same way.
 type endpoint struct {
 	scheme string
-	host   string // as in the URL, lower case, with the port if there was one
+	host   string // lower case, with the port unless it is the scheme's own
 	// The path prefix without a trailing slash, as text and as it was escaped.
 	prefix, rawPrefix string
 	sendHost          string // Target.Host
@@ -134,13 +134,16 @@ func parseTarget(t Target) (parsed, []error) {
 
 // notInHost tells that r cannot stand in a Host field (RFC 9110, section 7.2).
 func notInHost(r rune) bool {
-	return r <= ' ' || r >= 0x7f || strings.ContainsRune(`/\@?#{}<>"^|`+"`", r)
+	return r <= ' ' || r >= 0x7f || strings.ContainsRune(`/\@?#{}<>"^|*`+"`", r)
 }
 
 // parseEndpoint reads the URL of a target. Its errors never show a password.
 func parseEndpoint(s string) (endpoint, error) {
 	if s == "" {
 		return endpoint{}, errors.New(`URL is empty: want one like "http://10.0.0.1:8080"`)
+	}
+	if strings.TrimSpace(s) != s {
+		return endpoint{}, fmt.Errorf("URL %q: white space around it", withoutUserinfo(s))
 	}
 	if !strings.Contains(s, "://") {
 		return endpoint{}, fmt.Errorf(`URL %q: no scheme: want one like "http://10.0.0.1:8080"`, withoutUserinfo(s))
@@ -153,13 +156,20 @@ func parseEndpoint(s string) (endpoint, error) {
 		}
 		return endpoint{}, errors.New("URL cannot be parsed (not shown, for it seems to hold userinfo)")
 	}
-	shown := u.Redacted()
+	shown := s
+	if u.User != nil {
+		shown = u.Redacted()
+	}
 	if err := checkURL(u); err != nil {
 		return endpoint{}, fmt.Errorf("URL %q: %w", shown, err)
 	}
+	host := strings.ToLower(u.Host)
+	if port := u.Port(); port == "80" && u.Scheme == "http" || port == "443" && u.Scheme == "https" {
+		host = strings.TrimSuffix(host, ":"+port)
+	}
 	return endpoint{
 		scheme:    u.Scheme,
-		host:      strings.ToLower(u.Host),
+		host:      host,
 		prefix:    strings.TrimSuffix(u.Path, "/"),
 		rawPrefix: strings.TrimSuffix(u.EscapedPath(), "/"),
 	}, nil

@@ -26,6 +26,7 @@ var (
 	errFenced     = errors.New("attempt has ended")
 	errBodyLength = errors.New("request body is not as long as its Content-Length")
 	errStale      = errors.New("idle connection was closed by the backend")
+	errSwitched   = errors.New("backend switched to a protocol that was not asked for")
 	errNoAnswer   = errors.New("transport returned neither answer nor error")
 )
 
@@ -63,14 +64,16 @@ func (e *AttemptError) Unwrap() error { return e.Err }
 
 // StatusOf returns the HTTP status that tells a client about err:
 //
-//	no backend to be had, pool closed,
-//	out of files, ports or buffers here              503
-//	time-out at any stage, the request's deadline    504
+//	no backend to be had: also if each was tried and
+//	failed at dial or TLS handshake, time-out or not  503
+//	pool closed; out of files, ports or buffers here  503
+//	time-out of the last attempt otherwise,
+//	the request's deadline                            504
 //	request body over the limit of an
-//	http.MaxBytesReader in front of the pool         413
+//	http.MaxBytesReader in front of the pool          413
 //	request body too slow (408), broken (400)
-//	client left                                      499, see StatusClientClosed
-//	anything else                                    502
+//	client left                                       499, see StatusClientClosed
+//	anything else                                     502
 //
 // A nil err gives 200.
 func StatusOf(err error) int {

@@ -28,3 +28,6 @@ var healthNames = [...]string{"unknown", "ejected", "trial"}
 
 // String returns the health as one lower-case word.
 func (h Health) String() string { return nameIn(healthNames[:], int(h)) }
+
+// MarshalText makes it the word of String in JSON and in logs.
+func (h Health) MarshalText() ([]byte, error) { return []byte(h.String()), nil }

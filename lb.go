@@ -50,6 +50,7 @@ func New(targets []Target, opts ...Option) (*Pool, error) {
 	p.requests.init()
 	p.set.work.init()
 	p.set.cfg, p.set.conns = cfg, p.conns
+	p.set.panics.logger = cfg.logger
 	p.scratch.New = func() any { return new([]*Backend) }
 	p.proxy = newProxy(p)
 	p.learner, _ = cfg.balancer.(Learner)
@@ -60,6 +61,15 @@ func New(targets []Target, opts ...Option) (*Pool, error) {
 // ServeHTTP forwards r to a backend and the backend's answer to w, trying others
 // as RetryPolicy allows. When there is no answer to pass on it replies itself;
 // see WithErrorHandler. CONNECT is answered with 405.
+//
+// The request goes out without hop-by-hop fields and without what a client may
+// claim about its way here: Forwarded, X-Real-Ip and X-Forwarded-For, -Host,
+// -Proto, -Port, -Prefix, -Server and -Ssl, also spelt with underscores. Then
+// X-Forwarded-For, -Host and -Proto are set to what is known of r's peer.
+//
+// A middleware that wraps w must give its writer an Unwrap method (see
+// http.ResponseController): without one, streams are passed on in lumps, upgrades
+// fail and an answer that comes before the end of the upload has to wait for it.
 //
 // If the answer breaks off in mid-body, ServeHTTP panics with
 // http.ErrAbortHandler, which makes net/http cut the client's connection so that
@@ -97,6 +107,14 @@ func (p *Pool) RoundTrip(r *http.Request) (*http.Response, error) {
 		p.totals.failures.Add(1)
 		return nil, fmt.Errorf("lb: %w", ErrClosed)
 	}
+	if r.URL == nil {
+		if r.Body != nil {
+			r.Body.Close()
+		}
+		p.requests.leave()
+		p.totals.failures.Add(1)
+		return nil, errors.New("lb: request without URL")
+	}
 	return p.newCall(r, p.requests.leave).run()
 }
 
@@ -121,10 +139,13 @@ func (p *Pool) SetTargets(targets []Target) error {
 
 // SetState makes the backend of that name Active, Draining or Disabled. The
 // state lasts until it is set again or the backend leaves. An unknown name or
-// state is an error.
+// state is an error. After Close it returns ErrClosed.
 func (p *Pool) SetState(name string, s State) error {
 	if int(s) >= len(stateNames) {
 		return fmt.Errorf("lb: state %d: want Active, Draining or Disabled", s)
+	}
+	if p.closed() {
+		return fmt.Errorf("lb: %w", ErrClosed)
 	}
 	return p.set.setState(name, s)
 }
@@ -143,8 +164,12 @@ func (p *Pool) CloseIdleConnections() {
 // Shutdown closes the pool gently: new requests are refused with ErrClosed, which
 // ServeHTTP answers with 503; those under way go on until they have ended or ctx
 // has, and then the pool is closed as by Close. It returns ctx's error if that
-// cut requests, else nil.
+// cut requests, else nil; after Close it does nothing. With an http.Server in
+// front, shut that down first: it stops accepting and waits for its handlers.
 func (p *Pool) Shutdown(ctx context.Context) error {
+	if p.closed() {
+		return nil
+	}
 	p.requests.close()
 	err := p.requests.wait(ctx)
 	p.Close()

@@ -1,6 +1,9 @@
 package lb
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"io"
 	"log"
 	"math"
@@ -18,7 +21,7 @@ func newProxy(p *Pool) *httputil.ReverseProxy {
 		Rewrite:      rewrite,
 		Transport:    attemptTransport{p},
 		BufferPool:   &p.memory,
-		ErrorHandler: p.fail,
+		ErrorHandler: p.replyFailed,
 		// What it would log is told by Outcome and error handler.
 		ErrorLog: log.New(io.Discard, "", 0),
 	}
@@ -28,7 +31,31 @@ func newProxy(p *Pool) *httputil.ReverseProxy {
 type attemptTransport struct{ pool *Pool }
 
 func (t attemptTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	return t.pool.newCall(r, nil).run()
+	resp, err := t.pool.newCall(r, nil).run()
+	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols {
+		if tunnel, ok := r.Context().Value(tunnelKey{}).(*tunnel); ok {
+			tunnel.end = resp.Body
+		}
+	}
+	return resp, err
+}
+
+// tunnel is the backend's end of an upgraded connection. ServeHTTP closes it when
+// it returns: httputil.ReverseProxy leaves it open if it cannot take over the
+// client's end, because a middleware's writer does not let it.
+type tunnel struct{ end io.Closer }
+
+type tunnelKey struct{}
+
+func withTunnel(ctx context.Context) (context.Context, *tunnel) {
+	t := new(tunnel)
+	return context.WithValue(ctx, tunnelKey{}, t), t
+}
+
+func (t *tunnel) close() {
+	if t.end != nil {
+		t.end.Close()
+	}
 }
 
 // forward passes r on and the answer back.
@@ -37,6 +64,11 @@ func (p *Pool) forward(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Allow", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
 		http.Error(w, http.StatusText(http.StatusMethodNotAllowed), http.StatusMethodNotAllowed)
 		return
+	}
+	if r.Header.Get("Upgrade") != "" {
+		ctx, tunnel := withTunnel(r.Context())
+		defer tunnel.close()
+		r = r.WithContext(ctx)
 	}
 	if r.ContentLength == 0 || r.ProtoMajor != 1 {
 		p.proxy.ServeHTTP(w, r)
@@ -142,6 +174,16 @@ func rewrite(pr *httputil.ProxyRequest) {
 	setForwarded(pr.Out.Header, pr.In)
 	pr.Out.URL.RawQuery = pr.In.URL.RawQuery // as it came: nothing here parses it
 	pr.Out.Trailer = pr.In.Trailer           // the server fills it in when the body has ended
+}
+
+// replyFailed is told by the proxy that there is no answer to pass on. What did not
+// come from an attempt is the proxy's own: an upgrade that cannot be carried out.
+func (p *Pool) replyFailed(w http.ResponseWriter, r *http.Request, err error) {
+	if _, ok := errors.AsType[*AttemptError](err); !ok && !errors.Is(err, ErrNoBackend) && !errors.Is(err, ErrClosed) {
+		err = fmt.Errorf("lb: %w", err)
+		p.totals.failed(err)
+	}
+	p.fail(w, r, err)
 }
 
 // fail answers a request that got no backend's answer.

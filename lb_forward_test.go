@@ -186,6 +186,13 @@ func TestForwardedFieldsAreRebuilt(t *testing.T) {
 				t.Errorf("%s = %q, want %q", name, s, want)
 			}
 		}
+		c := r.dial()
+		defer c.Close()
+		fmt.Fprint(c, "GET / HTTP/1.0\r\n\r\n")
+		io.Copy(io.Discard, c)
+		if h := r.backends[0].Received()[1].Header; h["X-Forwarded-Host"] != nil || h.Get("X-Forwarded-For") == "" {
+			t.Errorf("HTTP/1.0 without Host goes out with %v", h)
+		}
 		for name := range got {
 			if strings.Contains(name, "_") {
 				t.Errorf("%s was passed on", name)

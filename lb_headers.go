@@ -29,7 +29,9 @@ func setForwarded(out http.Header, in *http.Request) {
 		values[0] = ip
 		out["X-Forwarded-For"] = values[0:1:1]
 	}
-	out["X-Forwarded-Host"] = values[1:2:2]
+	if in.Host != "" { // HTTP/1.0 may have none
+		out["X-Forwarded-Host"] = values[1:2:2]
+	}
 	out["X-Forwarded-Proto"] = values[2:3:3]
 }
 

@@ -1,9 +1,13 @@
 package lb
 
 import (
+	"fmt"
+	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -23,16 +27,38 @@ type picked struct {
 func (c *call) pick() (picked, error) {
 	snap := c.pool.set.current.Load()
 	if len(snap.usable) == 0 {
-		return picked{}, ErrNoBackend
+		return picked{}, snap.whyNone()
 	}
 	if len(snap.trials) == 0 && len(c.tried) == 0 {
 		b := c.pool.choose(c.in, snap, snap.balancer, snap.usable)
 		if b == nil {
-			return picked{}, ErrNoBackend
+			return picked{}, c.pool.unwanted(snap.usable)
 		}
 		return picked{backend: b, epoch: b.passive.epoch.Load()}, nil
 	}
 	return c.pickFiltered(snap)
+}
+
+// whyNone is ErrNoBackend with the reason why nobody may be picked.
+func (n *snapshot) whyNone() error {
+	counts := map[string]int{}
+	for _, b := range n.all {
+		word := b.Status().String()
+		if b.Status().State == Active {
+			word = "without weight"
+		}
+		counts[word]++
+	}
+	var words []string
+	for _, word := range slices.Sorted(maps.Keys(counts)) {
+		words = append(words, fmt.Sprintf("%d %s", counts[word], word))
+	}
+	return fmt.Errorf("%w: of %d targets %s", ErrNoBackend, len(n.all), strings.Join(words, ", "))
+}
+
+// unwanted is ErrNoBackend because the strategy chose none of candidates.
+func (p *Pool) unwanted(candidates []*Backend) error {
+	return fmt.Errorf("%w: the strategy %s wanted none of %d candidates", ErrNoBackend, strategyName(p.cfg.balancer), len(candidates))
 }
 
 // pickFiltered picks among the candidates that are this request's own.
@@ -47,7 +73,7 @@ func (c *call) pickFiltered(snap *snapshot) (picked, error) {
 		}
 		b := c.pool.choose(c.in, snap, strategy, candidates)
 		if b == nil {
-			return picked{}, ErrNoBackend
+			return picked{}, c.pool.unwanted(candidates)
 		}
 		p := picked{backend: b, epoch: b.passive.epoch.Load(), trial: snap.trialOf(b) != nil}
 		if !p.trial || b.passive.onTrial.CompareAndSwap(false, true) {
@@ -129,8 +155,8 @@ func (n *snapshot) trialOf(b *Backend) *trial {
 // is not, or a panic, a random candidate steps in: the request is not at fault.
 func (p *Pool) choose(r *http.Request, snap *snapshot, strategy Balancer, candidates []*Backend) (b *Backend) {
 	defer func() {
-		if recover() != nil {
-			p.set.panics.Add(1)
+		if v := recover(); v != nil {
+			p.set.panics.caught("Pick of the strategy", v)
 			b = p.stepIn(candidates)
 		}
 	}()
@@ -138,6 +164,7 @@ func (p *Pool) choose(r *http.Request, snap *snapshot, strategy Balancer, candid
 	if b == nil || isCandidate(b, snap, candidates) {
 		return b
 	}
+	p.set.panics.misbehaved("the strategy picked a backend that is no candidate", slog.String("backend", b.name))
 	return p.stepIn(candidates)
 }
 

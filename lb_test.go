@@ -1,10 +1,12 @@
 package lb_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -30,13 +32,16 @@ func TestNoBackendGives503(t *testing.T) {
 		got = err
 		w.WriteHeader(lb.StatusOf(err))
 	})
-	want503 := func(r *rig) {
+	want503 := func(r *rig, why string) {
 		t.Helper()
 		got = nil
 		a := r.must("GET", "", nil)
 		r.wantStatus(a, 503)
 		if !errors.Is(got, lb.ErrNoBackend) || a.header.Get("Retry-After") == "" {
 			t.Errorf("error = %v, Retry-After = %q", got, a.header.Get("Retry-After"))
+		}
+		if got == nil || !strings.HasSuffix(got.Error(), why) {
+			t.Errorf("error = %v, want it to end in %q", got, why)
 		}
 	}
 	bubble(t, "the only one is taken out under traffic", func(t *testing.T) {
@@ -47,18 +52,18 @@ func TestNoBackendGives503(t *testing.T) {
 		}
 		r.wantStatus(r.must("GET", "", nil), 200)
 		setState(t, r.pool, r.backends[0].URL(), lb.Disabled)
-		want503(r)
+		want503(r, "of 1 targets 1 disabled")
 		setState(t, r.pool, r.backends[0].URL(), lb.Active)
 		r.wantStatus(r.must("GET", "", nil), 200)
 		if err := r.pool.SetTargets([]lb.Target{{URL: r.backends[0].URL(), Weight: lb.NoWeight}}); err != nil {
 			t.Fatal(err)
 		}
-		want503(r)
+		want503(r, "of 1 targets 1 without weight")
 	})
 	bubble(t, "the strategy wants none", func(t *testing.T) {
 		r := newRig(t, answers(2), handler, lb.WithBalancer(lb.BalancerFunc(
 			func(*http.Request, []*lb.Backend) *lb.Backend { return nil })))
-		want503(r)
+		want503(r, "the strategy lb.BalancerFunc wanted none of 2 candidates")
 	})
 }
 
@@ -78,7 +83,8 @@ func TestBadPicksAreReplaced(t *testing.T) {
 		}(),
 	} {
 		bubble(t, name, func(t *testing.T) {
-			r := newRig(t, answers(3), lb.WithBalancer(pick))
+			var logged bytes.Buffer
+			r := newRig(t, answers(3), lb.WithBalancer(pick), lb.WithLogger(slog.New(slog.NewTextHandler(&logged, nil))))
 			r.must("GET", "", nil)
 			setState(t, r.pool, r.backends[0].URL(), lb.Disabled)
 			before := r.pool.Stats().BadPicks
@@ -87,6 +93,9 @@ func TestBadPicksAreReplaced(t *testing.T) {
 			}
 			if n := r.pool.Stats().BadPicks - before; n != 20 {
 				t.Errorf("bad picks = %d, want 20", n)
+			}
+			if n := strings.Count(logged.String(), "level=ERROR"); n < 1 || n > 6 {
+				t.Errorf("%d of more than 20 bad picks are logged, want a few:\n%s", n, &logged)
 			}
 			r.wantIdle()
 		})
@@ -120,7 +129,7 @@ func TestBadInputIsReportedAtOnce(t *testing.T) {
 		t.Fatal("New accepts it all")
 	}
 	for _, want := range []string{
-		`target 2: name "http://ok:80" is taken by target 1`, `"ftp": want http or https`, "userinfo", `"?x=1"`, `"#top"`,
+		`target 2: name "http://ok" is taken by target 1`, `"ftp": want http or https`, "userinfo", `"?x=1"`, `"#top"`,
 		`"http://:8080": no host`, `port "99999"`, `"http://ho st"`, `"://"`, "target 10: URL is empty", "weight -2", "weight 70000", `host "bad host/"`, `"two\nlines"`,
 		"option 1 of 8 is nil", "WithBalancer: ", "WithTransport: ", "WithErrorHandler: ", "WithLogger: ",
 		"Attempts is -1", "Statuses has 200", "MaxDelay is -1ns", "MaxPoolReplayBytes is -1", "Ejection is -1ns", "MaxEjection is -5ns",
@@ -269,9 +278,13 @@ func TestPoolAsRoundTripper(t *testing.T) {
 		if got := r.backends[0].Received()[0]; got.Host != "service" || got.Header.Get("X-Forwarded-For") != "" {
 			t.Errorf("backend got %+v", got)
 		}
+		body := &closing{Reader: strings.NewReader("hello")}
+		if _, err := r.pool.RoundTrip(&http.Request{Body: body}); err == nil || !body.closed.Load() {
+			t.Errorf("a request without URL gives %v, body closed = %t", err, body.closed.Load())
+		}
 		r.backends[0].Set(lbtest.Reset())
 		r.backends[2].Set(lbtest.Reset())
-		body := &closing{Reader: strings.NewReader("hello")}
+		body = &closing{Reader: strings.NewReader("hello")}
 		req, _ := http.NewRequest("POST", "http://service/path", body)
 		if _, err := client.Do(req); err == nil || asAttempt(t, err).Stage == 0 || !body.closed.Load() {
 			t.Errorf("error = %v, body closed = %t", err, body.closed.Load())
@@ -390,6 +403,12 @@ func TestShutdownAndClose(t *testing.T) {
 		req, _ := http.NewRequest("GET", "http://x/", nil)
 		if _, err := r.pool.RoundTrip(req); !errors.Is(err, lb.ErrClosed) || lb.StatusOf(err) != 503 {
 			t.Errorf("RoundTrip after Close = %v", err)
+		}
+		if err := r.pool.SetState(r.backends[0].URL(), lb.Active); !errors.Is(err, lb.ErrClosed) {
+			t.Errorf("SetState after Close = %v", err)
+		}
+		if err := r.pool.Shutdown(t.Context()); err != nil {
+			t.Errorf("Shutdown after Close = %v", err)
 		}
 		synctest.Wait()
 		r.wantIdle()

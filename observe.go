@@ -20,6 +20,9 @@ var stageNames = [...]string{"none", "dial", "tls", "request", "response", "body
 // String returns the stage as one lower-case word.
 func (s Stage) String() string { return nameIn(stageNames[:], int(s)) }
 
+// MarshalText makes it the word of String in JSON and in logs.
+func (s Stage) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
 // Cause is why an attempt ended as it did.
 type Cause uint8
 
@@ -48,6 +51,9 @@ var causeNames = [...]string{
 // String returns the cause in lower-case words.
 func (c Cause) String() string { return nameIn(causeNames[:], int(c)) }
 
+// MarshalText makes it the word of String in JSON and in logs.
+func (c Cause) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
 // Blame is whose fault the end of an attempt was. Only BlameBackend counts
 // against a backend.
 type Blame uint8
@@ -64,6 +70,9 @@ var blameNames = [...]string{"none", "backend", "client", "us"}
 
 // String returns whose fault it was as one lower-case word.
 func (b Blame) String() string { return nameIn(blameNames[:], int(b)) }
+
+// MarshalText makes it the word of String in JSON and in logs.
+func (b Blame) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
 func nameIn(names []string, i int) string {
 	if i < len(names) {

@@ -103,7 +103,7 @@ func (p *Pool) Stats() Stats {
 		Unrecorded:   p.totals.unrecorded.Load(),
 		ReplayBytes:  p.memory.used.Load(),
 		BadPicks:     p.totals.badPicks.Load(),
-		Panics:       p.set.panics.Load(),
+		Panics:       p.set.panics.count.Load(),
 		FailOpen:     snap.failOpen && len(snap.members) > 0,
 		Backends:     make([]BackendStats, len(snap.all)),
 	}
@@ -138,8 +138,8 @@ func (p *Pool) observe(b *Backend, o *Outcome) {
 		return
 	}
 	defer func() {
-		if recover() != nil {
-			p.set.panics.Add(1)
+		if v := recover(); v != nil {
+			p.set.panics.caught("Observe of the strategy", v)
 		}
 	}()
 	p.learner.Observe(b, *o)

@@ -187,9 +187,11 @@ func WithErrorHandler(f func(w http.ResponseWriter, r *http.Request, err error))
 	})
 }
 
-// WithLogger sets where the pool reports each change of a backend's state,
-// once, with its cause. The default logs nothing. The logger is called without
-// any lock held, one record at a time, on the goroutine that caused the change.
+// WithLogger sets where the pool reports each change of a backend's state, once,
+// with its cause, and panics and bad picks of user code, the first, second, fourth,
+// eighth time and so on. Requests are not logged; see Record. The default logs
+// nothing. The logger is called without any lock held, on the goroutine that caused
+// the record; changes come in their order, one at a time.
 func WithLogger(l *slog.Logger) Option {
 	return optionFunc(func(c *config) {
 		if l == nil {
@@ -211,7 +213,11 @@ type Timeouts struct {
 	TLSHandshake time.Duration
 	// ResponseHeader bounds the wait for the answer's headers once the request
 	// has been sent whole; the answer's body is not bounded. Requests that ask
-	// for an upgrade are exempt. Zero means DefaultResponseHeaderTimeout.
+	// for an upgrade are exempt. Zero means DefaultResponseHeaderTimeout, which
+	// leaves time for slow answers. A backend that accepts requests and hangs is
+	// found out, and another one asked, only when this time is up, and not at all
+	// if clients give up before: set it below their patience and well below
+	// RetryPolicy.Total, to little more than the slowest good answer takes.
 	ResponseHeader time.Duration
 }
 

@@ -250,10 +250,9 @@ func (c *call) giveUp(err error) (*http.Response, error) {
 	switch {
 	case c.pool.closed():
 		err = ErrClosed
-	case err != nil && err != ErrNoBackend:
+	case err != nil && !errors.Is(err, ErrNoBackend):
 		err = c.leftWaiting(err)
-	case c.last == nil:
-		err = ErrNoBackend
+	case c.last == nil: // err says why nobody was picked
 	case c.unreached && c.last.Blame == BlameBackend && !c.anyUntried():
 		// nobody could be reached: that is no backend's answer to the request
 		err = fmt.Errorf("%w: %w", ErrNoBackend, c.last)

@@ -8,6 +8,7 @@ import (
 	"net/http/httptrace"
 	"net/textproto"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,8 +27,9 @@ type attempt struct {
 	backend *Backend
 	number  int
 	began   time.Time
-	epoch   uint32 // of the backend's health
-	trial   bool   // holds the backend's one request on trial
+	wait    time.Duration // until the answer's headers came
+	epoch   uint32        // of the backend's health
+	trial   bool          // holds the backend's one request on trial
 	caller  *httptrace.ClientTrace
 	trace   httptrace.ClientTrace
 	body    *attemptBody
@@ -96,13 +98,30 @@ func (a *attempt) do() (*http.Response, Outcome) {
 		rt = conns.upgrade
 	}
 	resp, err := a.roundTrip(rt, req)
+	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols && !switchesAsAsked(req, resp) {
+		resp.Body.Close()
+		err = fmt.Errorf("%w: %q", errSwitched, resp.Header.Get("Upgrade"))
+	}
 	if err != nil {
 		a.end()
 		return nil, a.outcome(err)
 	}
 	o := a.outcome(nil)
 	o.Status = resp.StatusCode
+	a.wait = o.Wait
 	return resp, o
+}
+
+// switchesAsAsked tells whether a 101 answer names a protocol that the request has
+// offered (RFC 9110, section 7.8).
+func switchesAsAsked(req *http.Request, resp *http.Response) bool {
+	to := resp.Header.Get("Upgrade")
+	for _, offered := range strings.Split(req.Header.Get("Upgrade"), ",") {
+		if to != "" && strings.EqualFold(strings.TrimSpace(offered), to) {
+			return true
+		}
+	}
+	return false
 }
 
 // roundTrip calls rt, which may be the user's: it may panic or return nothing.
@@ -110,7 +129,7 @@ func (a *attempt) roundTrip(rt http.RoundTripper, r *http.Request) (resp *http.R
 	if _, ours := rt.(*http.Transport); !ours {
 		defer func() {
 			if v := recover(); v != nil {
-				a.call.pool.set.panics.Add(1)
+				a.call.pool.set.panics.caught("the RoundTripper", v)
 				resp, err = nil, fmt.Errorf("transport panicked: %v", v)
 			}
 		}()
@@ -316,6 +335,8 @@ func (a *attempt) causeLocked(err error, stage Stage, bodyFault error) Cause {
 		return CauseLocal
 	case isTimeout(err):
 		return CauseTimeout
+	case errors.Is(err, errSwitched):
+		return CauseProtocol
 	case !a.backend.conns.owned:
 		return CauseUnknown
 	case stage == StageDial:
@@ -370,7 +391,7 @@ func (a *attempt) finish(final *Outcome) bool {
 	a.end()
 	if final != nil {
 		final.Final = true
-		final.Attempt = a.number
+		final.Attempt, final.Wait = a.number, a.wait
 		final.Total = time.Since(a.began)
 		a.mu.Lock()
 		final.Reused = a.taken.reused

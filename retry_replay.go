@@ -84,7 +84,7 @@ type replay struct {
 	memory *memory
 	work   *gate
 	over   *atomic.Int64 // counts bodies that could not be kept whole
-	panics *atomic.Int64
+	panics *panics
 
 	mu       sync.Mutex // guards the following
 	changed  sync.Cond  // on mu: the state below has changed
@@ -185,7 +185,7 @@ func (r *replay) roomLocked() (room []byte, ok bool) {
 func (r *replay) readSource(dst []byte) (n int, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			r.panics.Add(1)
+			r.panics.caught("Read of a request's body", v)
 			n, err = 0, fmt.Errorf("request body panicked: %v", v)
 		}
 	}()
