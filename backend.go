@@ -66,7 +66,7 @@ type Backend struct {
 	// whenever a state changes, and requests that began under the old one must
 	// still be counted when they end.
 	inFlight       atomic.Int64
-	weight         atomic.Int64 // settings.weight again, for the scans of strategies
+	weight         atomic.Int64 // for the scans of strategies; see configure
 	requests       atomic.Int64
 	failures       atomic.Int64
 	retries        atomic.Int64
@@ -101,10 +101,14 @@ func newBackend(p parsed, c *conns, now time.Time) *Backend {
 	return b
 }
 
-// configure publishes s and reports whether the weight is a new one.
-func (b *Backend) configure(s settings) (reweighed bool) {
+// configure publishes s. The weight that strategies see stays as it was if it
+// becomes NoWeight: a request may have picked its candidates a moment before, and
+// they are promised to have a share.
+func (b *Backend) configure(s settings) {
 	b.settings.Store(&s)
-	return b.weight.Swap(int64(s.weight)) != int64(s.weight)
+	if s.weight != NoWeight || b.weight.Load() == 0 {
+		b.weight.Store(int64(s.weight))
+	}
 }
 
 // Name returns the name that identifies the backend in its pool.
@@ -113,8 +117,9 @@ func (b *Backend) Name() string { return b.name }
 // URL returns the target's URL in its canonical form, without a trailing slash.
 func (b *Backend) URL() string { return b.endpoint.url() }
 
-// Weight returns the backend's present share, at least 1, or NoWeight. The
-// backends that a strategy gets to see all have a share.
+// Weight returns the backend's share among the candidates, at least 1. It is
+// NoWeight for a backend that never had another weight; one that lost its weight
+// goes on to show the last it had, but is no candidate any more.
 func (b *Backend) Weight() int { return int(b.weight.Load()) }
 
 // Metadata returns the value that the target's Metadata has for key, and

@@ -3,6 +3,7 @@ package lb
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -54,6 +55,9 @@ func (c *conns) adopt(t *http.Transport, e endpoint, limits Timeouts) {
 	t.Protocols = new(http.Protocols)
 	t.Protocols.SetHTTP1(true)
 	t.TLSNextProto = nil
+	if t.TLSClientConfig != nil { // net/http has offered HTTP/2 in there; it is a copy
+		t.TLSClientConfig.NextProtos = nil
+	}
 	if t.TLSHandshakeTimeout == 0 {
 		t.TLSHandshakeTimeout = limits.TLSHandshake
 	}
@@ -132,10 +136,16 @@ func (c *conns) counted(dial dialFunc, overTLS bool) dialFunc {
 	dial = c.safely(dial)
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		a, _ := ctx.Value(attemptKey{}).(*attempt)
+		if a != nil && !a.mayDial() {
+			return nil, errResend
+		}
 		dialCtx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(c.all.ctx, cancel)()
 		nc, err := dial(dialCtx, network, addr)
+		if err == nil && nc == nil {
+			err = errNoConn
+		}
 		if a != nil {
 			a.dialEnded(err)
 		}
@@ -226,7 +236,9 @@ type countedConn struct {
 // own makes a the attempt that is told about the end of the connection. reused
 // tells that the connection has been idle, so that its peer may have left.
 func (c *countedConn) own(a *attempt, reused bool) {
-	c.owner.Store(a)
+	if old := c.owner.Swap(a); old != nil && old != a {
+		old.passedOn() // its answer is still being told about
+	}
 	if reused && c.alive != nil {
 		c.check.Store(true)
 	}
@@ -289,7 +301,7 @@ func (c *countedConn) CloseWrite() error {
 	if cw, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return cw.CloseWrite()
 	}
-	return c.Close()
+	return errors.ErrUnsupported
 }
 
 // NetConn returns the connection beneath, as tls.Conn does.

@@ -52,7 +52,11 @@ type backendSet struct {
 	shown    uint64 // the changes that the current snapshot shows
 	events   []event
 	telling  bool // somebody is handing events to the logger
+	closed   bool // no more timers
 }
+
+// maxEvents bounds what waits for a logger that is slow; the oldest give way.
+const maxEvents = 1000
 
 // event is a change of state on its way to the log.
 type event struct {
@@ -66,7 +70,7 @@ func (s *backendSet) owns(b *Backend) bool { return !b.removed.Load() }
 
 // takesRequests tells whether b may be given new requests if its health allows.
 func (b *Backend) takesRequests() bool {
-	return b.Status().State == Active && b.Weight() != NoWeight
+	return b.status.Load().State == Active && b.settings.Load().weight != NoWeight
 }
 
 // replace makes targets the set. A backend whose name and endpoint stay is kept
@@ -175,7 +179,8 @@ func (s *backendSet) publish() {
 
 		s.mu.Lock()
 		if s.changes == changes {
-			if s.shown != changes || s.current.Load() == nil {
+			if last := s.current.Load(); s.shown != changes || last == nil {
+				s.noteFailOpenLocked(last, next)
 				next.stamp()
 				s.current.Store(next)
 				s.shown = changes
@@ -220,6 +225,20 @@ func (s *backendSet) snapshotLocked() *snapshot {
 	return n
 }
 
+// noteFailOpenLocked notes that the pool begins or ceases to use unusable backends.
+func (s *backendSet) noteFailOpenLocked(last, next *snapshot) {
+	was, is := last != nil && last.failsOpen(), next.failsOpen()
+	switch {
+	case is && !was:
+		s.noteLocked(slog.LevelError, "no backend is usable: failing open to unusable ones", slog.Int("backends", len(next.members)))
+	case was && !is:
+		s.noteLocked(slog.LevelInfo, "no longer failing open", slog.Int("usable", len(next.usable)))
+	}
+}
+
+// failsOpen tells whether unusable backends are used.
+func (n *snapshot) failsOpen() bool { return n.failOpen && len(n.members) > 0 }
+
 // stamp marks the candidates, so that a pick can be checked without a search.
 func (n *snapshot) stamp() {
 	for _, b := range n.usable {
@@ -250,6 +269,9 @@ func (s *backendSet) prepare(set []*Backend) (ready Balancer) {
 func (s *backendSet) noteLocked(level slog.Level, text string, attrs ...slog.Attr) {
 	if s.cfg.name != "" {
 		attrs = append(attrs, slog.String("pool", s.cfg.name))
+	}
+	if len(s.events) >= maxEvents {
+		s.events = s.events[1:]
 	}
 	s.events = append(s.events, event{level, text, attrs})
 }
@@ -289,6 +311,7 @@ func (s *backendSet) log(e event) {
 func (s *backendSet) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.closed = true
 	for _, b := range s.backends {
 		if t := b.passive.timer; t != nil {
 			t.Stop()

@@ -26,13 +26,16 @@ var (
 	errFenced     = errors.New("attempt has ended")
 	errBodyLength = errors.New("request body is not as long as its Content-Length")
 	errStale      = errors.New("idle connection was closed by the backend")
-	errSwitched   = errors.New("backend switched to a protocol that was not asked for")
+	errBadAnswer  = errors.New("answer cannot be passed on")
+	errResend     = errors.New("connection broke after a part of the request was sent")
+	errNoConn     = errors.New("dialer returned neither connection nor error")
 	errNoAnswer   = errors.New("transport returned neither answer nor error")
 )
 
 // StatusClientClosed is the status that StatusOf gives to a request whose client
 // left before it was answered. It is not registered with IANA; nginx and others
-// log the same number. No client sees it.
+// log the same number. A client sees it only if a middleware cancelled the request
+// while its client was still there.
 const StatusClientClosed = 499
 
 // AttemptError says which attempt of a request failed, where and why. Where a

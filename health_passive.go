@@ -105,8 +105,8 @@ func (s *backendSet) learn(b *Backend, epoch uint32, trial bool, o *Outcome) {
 	if o.Final {
 		row = &b.passive.cuts
 	}
-	if row.Load() != 0 {
-		row.Store(0)
+	if whole := o.Stage == StageDone; whole == o.Final && row.Load() != 0 {
+		row.Store(0) // an answer whose reader has had enough says nothing about its end
 	}
 	if b.status.Load().Health != HealthUnknown {
 		s.learnReturn(b, epoch, trial)
@@ -132,24 +132,27 @@ func (s *backendSet) learnReturn(b *Backend, epoch uint32, trial bool) {
 // learnFailure counts one failure of b and ejects it if that was one too many.
 func (s *backendSet) learnFailure(b *Backend, epoch uint32, trial bool, o *Outcome) {
 	limit := int32(s.cfg.passive.Failures)
-	if limit < 0 {
+	if limit < 0 || b.passive.epoch.Load() != epoch {
 		return
 	}
 	row := &b.passive.inRow
 	if o.Final {
 		row = &b.passive.cuts
 	}
+	n := row.Add(1)
+	if !trial && n%limit != 0 {
+		return // the last usable backend may fail for long: not each time under the lock
+	}
 	s.mu.Lock()
 	defer s.publishIfChanged()
 	defer s.mu.Unlock()
-	if b.passive.epoch.Load() != epoch || !s.owns(b) {
+	if b.passive.epoch.Load() != epoch || !s.owns(b) || s.closed {
 		return
 	}
-	n := row.Add(1)
 	switch health := b.Status().Health; {
 	case health == HealthTrial && trial:
 		s.ejectLocked(b, fmt.Sprintf("failed on trial: %s: %s", o.Stage, o.Cause))
-	case health == HealthUnknown && n >= limit && s.mayEjectLocked(o.Stage <= StageTLS):
+	case health == HealthUnknown && s.mayEjectLocked(o.Stage <= StageTLS):
 		s.ejectLocked(b, fmt.Sprintf("failures in a row: %d, the last: %s: %s", n, o.Stage, o.Cause))
 	}
 }

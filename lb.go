@@ -4,8 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net/http"
-	"net/http/httputil"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -28,10 +29,10 @@ type Pool struct {
 	set      backendSet
 	conns    *connSet
 	memory   memory
-	requests gate // requests under way
-	proxy    *httputil.ReverseProxy
+	requests gate      // requests under way
 	scratch  sync.Pool // of *[]*Backend
 	totals   totals
+	silent   *log.Logger // drops what is logged to it
 	learner  Learner     // the strategy, if it is one
 	down     atomic.Bool // closed, with requests under way being cut
 }
@@ -51,8 +52,8 @@ func New(targets []Target, opts ...Option) (*Pool, error) {
 	p.set.work.init()
 	p.set.cfg, p.set.conns = cfg, p.conns
 	p.set.panics.logger = cfg.logger
+	p.silent = log.New(io.Discard, "", 0)
 	p.scratch.New = func() any { return new([]*Backend) }
-	p.proxy = newProxy(p)
 	p.learner, _ = cfg.balancer.(Learner)
 	p.set.replace(list)
 	return p, nil

@@ -1,11 +1,9 @@
 package lb
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"math"
 	"net/http"
 	"net/http/httputil"
@@ -14,47 +12,54 @@ import (
 	"time"
 )
 
-// newProxy returns the forwarder of p's ServeHTTP: net/http's own, with p's
-// attempts as its transport.
-func newProxy(p *Pool) *httputil.ReverseProxy {
-	return &httputil.ReverseProxy{
-		Rewrite:      rewrite,
-		Transport:    attemptTransport{p},
-		BufferPool:   &p.memory,
-		ErrorHandler: p.replyFailed,
-		// What it would log is told by Outcome and error handler.
-		ErrorLog: log.New(io.Discard, "", 0),
-	}
+// serving is one request on its way through ServeHTTP: a forwarder of net/http's for
+// this request alone, so that what it leaves open can be closed.
+type serving struct {
+	proxy  httputil.ReverseProxy
+	pool   *Pool
+	in     *http.Request // as it came
+	answer undelivered   // nil without one
 }
 
-// attemptTransport is the pool's RoundTrip for requests that ServeHTTP has let in.
-type attemptTransport struct{ pool *Pool }
+// undelivered is the body of an answer that may not have been read to its end.
+type undelivered interface{ abandon() }
 
-func (t attemptTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := t.pool.newCall(r, nil).run()
-	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols {
-		if tunnel, ok := r.Context().Value(tunnelKey{}).(*tunnel); ok {
-			tunnel.end = resp.Body
-		}
+func (p *Pool) serving(r *http.Request) *serving {
+	s := &serving{pool: p, in: r}
+	s.proxy = httputil.ReverseProxy{
+		Rewrite:      rewrite,
+		Transport:    s,
+		BufferPool:   &p.memory,
+		ErrorHandler: s.fail,
+		ErrorLog:     p.silent, // what it would log is told by Outcome and error handler
+	}
+	return s
+}
+
+// RoundTrip is the pool's for requests that ServeHTTP has let in.
+func (s *serving) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := s.pool.newCall(r, nil).run()
+	if err == nil {
+		s.answer, _ = resp.Body.(undelivered)
 	}
 	return resp, err
 }
 
-// tunnel is the backend's end of an upgraded connection. ServeHTTP closes it when
-// it returns: httputil.ReverseProxy leaves it open if it cannot take over the
-// client's end, because a middleware's writer does not let it.
-type tunnel struct{ end io.Closer }
-
-type tunnelKey struct{}
-
-func withTunnel(ctx context.Context) (context.Context, *tunnel) {
-	t := new(tunnel)
-	return context.WithValue(ctx, tunnelKey{}, t), t
+// fail is told that there is no answer to pass on. An error that is not from an
+// attempt is the forwarder's own: an upgrade that cannot be carried out.
+func (s *serving) fail(w http.ResponseWriter, _ *http.Request, err error) {
+	if _, ok := errors.AsType[*AttemptError](err); !ok && !errors.Is(err, ErrNoBackend) && !errors.Is(err, ErrClosed) {
+		err = fmt.Errorf("lb: %w", err)
+		s.pool.totals.failed(err)
+	}
+	s.pool.fail(w, s.in, err)
 }
 
-func (t *tunnel) close() {
-	if t.end != nil {
-		t.end.Close()
+// end closes an answer that was not passed on to its end: a writer that could not
+// be taken over for an upgrade, or that panicked.
+func (s *serving) end() {
+	if s.answer != nil {
+		s.answer.abandon()
 	}
 }
 
@@ -65,13 +70,10 @@ func (p *Pool) forward(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, http.StatusText(http.StatusMethodNotAllowed), http.StatusMethodNotAllowed)
 		return
 	}
-	if r.Header.Get("Upgrade") != "" {
-		ctx, tunnel := withTunnel(r.Context())
-		defer tunnel.close()
-		r = r.WithContext(ctx)
-	}
+	s := p.serving(r)
+	defer s.end()
 	if r.ContentLength == 0 || r.ProtoMajor != 1 {
-		p.proxy.ServeHTTP(w, r)
+		s.proxy.ServeHTTP(w, r)
 		return
 	}
 	// Without full duplex the server takes the request's body for itself before it
@@ -83,7 +85,7 @@ func (p *Pool) forward(w http.ResponseWriter, r *http.Request) {
 	r = r.WithContext(r.Context()) // a copy: the caller's keeps its body
 	r.Body = body
 	defer body.leave(w)
-	p.proxy.ServeHTTP(w, r)
+	s.proxy.ServeHTTP(w, r)
 }
 
 // inbound is the body of an HTTP/1.1 request as the server gives it, until the
@@ -174,16 +176,6 @@ func rewrite(pr *httputil.ProxyRequest) {
 	setForwarded(pr.Out.Header, pr.In)
 	pr.Out.URL.RawQuery = pr.In.URL.RawQuery // as it came: nothing here parses it
 	pr.Out.Trailer = pr.In.Trailer           // the server fills it in when the body has ended
-}
-
-// replyFailed is told by the proxy that there is no answer to pass on. What did not
-// come from an attempt is the proxy's own: an upgrade that cannot be carried out.
-func (p *Pool) replyFailed(w http.ResponseWriter, r *http.Request, err error) {
-	if _, ok := errors.AsType[*AttemptError](err); !ok && !errors.Is(err, ErrNoBackend) && !errors.Is(err, ErrClosed) {
-		err = fmt.Errorf("lb: %w", err)
-		p.totals.failed(err)
-	}
-	p.fail(w, r, err)
 }
 
 // fail answers a request that got no backend's answer.

@@ -98,8 +98,11 @@ func (c *call) candidates(snap *snapshot, list []*Backend) ([]*Backend, Balancer
 			list = append(list, b)
 		}
 	}
+	if len(list) > 0 {
+		return list, snap.balancer
+	}
 	for i := range snap.trials {
-		if t := &snap.trials[i]; len(list) == 0 && t.free() && !c.hasTried(t.backend) {
+		if t := &snap.trials[i]; t.free() && !c.hasTried(t.backend) {
 			list = append(list, t.backend)
 		}
 	}

@@ -26,8 +26,8 @@ type Stats struct {
 	Retries int64 `json:"retries"`
 	// InFlight is how many attempts are under way now.
 	InFlight int64 `json:"in_flight"`
-	// Unrecorded counts requests whose body was too long to be kept for a
-	// further attempt; ReplayBytes is what bodies that are kept take up now.
+	// Unrecorded counts requests whose body was too long to be kept whole, so that
+	// they could not be repeated once it was under way; ReplayBytes is what bodies that are kept take up now.
 	Unrecorded  int64 `json:"unrecorded"`
 	ReplayBytes int64 `json:"replay_bytes"`
 	// BadPicks counts picks of the strategy that were no candidate, and its
@@ -104,7 +104,7 @@ func (p *Pool) Stats() Stats {
 		ReplayBytes:  p.memory.used.Load(),
 		BadPicks:     p.totals.badPicks.Load(),
 		Panics:       p.set.panics.count.Load(),
-		FailOpen:     snap.failOpen && len(snap.members) > 0,
+		FailOpen:     snap.failsOpen(),
 		Backends:     make([]BackendStats, len(snap.all)),
 	}
 	for i, b := range snap.all {
@@ -121,7 +121,7 @@ func (b *Backend) stats() BackendStats {
 	s := BackendStats{
 		Name: b.name, URL: b.URL(),
 		State: st.String(), Reason: st.Reason, Since: st.Since, Until: st.Until,
-		Weight:   b.Weight(),
+		Weight:   b.settings.Load().weight,
 		InFlight: b.inFlight.Load(),
 		Requests: b.requests.Load(), Failures: b.failures.Load(), Retries: b.retries.Load(),
 		SentBytes: b.sent.Load(), ReceivedBytes: b.received.Load(),

@@ -148,7 +148,9 @@ func WithTimeouts(t Timeouts) Option {
 // An *http.Transport is a template: the pool clones it for each backend, counts
 // the bytes on its connections, keeps to HTTP/1.1 and leaves the original
 // alone. What Timeouts sets wins over the template's own time-outs only if the
-// template leaves them at zero.
+// template leaves them at zero. MaxConnsPerHost counts connections that were opened
+// for an upgrade apart. What DialTLSContext returns is used as it is: its handshake
+// counts as a part of the dial.
 //
 // Any other RoundTripper is used as it is, for all backends, with the time-outs
 // and connections it has. The pool then cannot prove that a request never left,
@@ -171,7 +173,7 @@ func WithTransport(rt http.RoundTripper) Option {
 // WithErrorHandler sets who answers when ServeHTTP has no backend's answer to
 // pass on. StatusOf tells the status that fits err; errors.AsType finds an
 // *AttemptError in it. The text of err names backends and belongs into a log,
-// not into the reply. r is the request as it would have been forwarded.
+// not into the reply. r is the request as it came.
 //
 // f is called on the request's goroutine, concurrently for different requests,
 // before anything was written to w. It is not called for a client that left:
@@ -214,7 +216,8 @@ type Timeouts struct {
 	// ResponseHeader bounds the wait for the answer's headers once the request
 	// has been sent whole; the answer's body is not bounded. Requests that ask
 	// for an upgrade are exempt. Zero means DefaultResponseHeaderTimeout, which
-	// leaves time for slow answers. A backend that accepts requests and hangs is
+	// leaves time for slow answers. (An Upgrade field of the client's is enough to
+	// be exempt; what a server can do about that is its own WriteTimeout.) A backend that accepts requests and hangs is
 	// found out, and another one asked, only when this time is up, and not at all
 	// if clients give up before: set it below their patience and well below
 	// RetryPolicy.Total, to little more than the slowest good answer takes.

@@ -133,12 +133,7 @@ func (p *Pool) newCall(r *http.Request, left func()) *call {
 	c.tried = c.triedArray[:0]
 	c.record, _ = r.Context().Value(recordKey{}).(*RequestRecord)
 	if r.Body != nil && r.Body != http.NoBody {
-		length := r.ContentLength
-		if length == 0 {
-			length = -1 // net/http's rule for requests that are sent: unknown
-		}
-		limit := p.cfg.retry.MaxReplayBytes
-		c.body = newReplay(r.Body, length, limit, p)
+		c.body = newReplay(r, p)
 	}
 	return c
 }
@@ -158,11 +153,11 @@ func (c *call) run() (*http.Response, error) {
 		}
 		if o.Err != nil {
 			c.last = a.error(&o)
-			if o.Stage > StageTLS {
-				c.unreached = false
-			}
 		}
-		delay, again := c.again(b.backend, &o)
+		if o.Stage > StageTLS {
+			c.unreached = false
+		}
+		delay, again := c.again(a, &o)
 		if !again {
 			if resp != nil {
 				return a.deliver(resp), nil
@@ -186,13 +181,13 @@ func (c *call) retriedStatus(code int) bool {
 	return c.repeatable && slices.Contains(c.pool.cfg.retry.Statuses, code)
 }
 
-// again tells whether another attempt may follow the one on b that ended with o,
-// and after which delay. It is the one place where that is decided.
-func (c *call) again(b *Backend, o *Outcome) (time.Duration, bool) {
+// again tells whether another attempt may follow a, which ended with o, and after
+// which delay. It is the one place where that is decided.
+func (c *call) again(a *attempt, o *Outcome) (time.Duration, bool) {
 	policy := &c.pool.cfg.retry
-	fresh := !slices.Contains(c.tried, b)
+	fresh := !c.hasTried(a.backend)
 	if fresh {
-		c.tried = append(c.tried, b)
+		c.tried = append(c.tried, a.backend)
 	}
 	if fresh && o.Err != nil && o.Stage <= StageTLS {
 		c.failedDials++
@@ -201,8 +196,6 @@ func (c *call) again(b *Backend, o *Outcome) (time.Duration, bool) {
 	case o.Blame == BlameClient || o.Cause == CauseClosed:
 		return 0, false
 	case !c.repeatable && !o.NeverLeft:
-		return 0, false
-	case c.body != nil && !c.body.whole():
 		return 0, false
 	case c.attempts-min(c.failedDials, DefaultMaxFailedDials) >= policy.Attempts:
 		return 0, false
@@ -221,7 +214,8 @@ func (c *call) again(b *Backend, o *Outcome) (time.Duration, bool) {
 	if policy.Total > 0 && time.Since(c.began)+delay > policy.Total {
 		return 0, false
 	}
-	return delay, true
+	// Last, because it ends the attempt's reading of the body.
+	return delay, a.body == nil || a.body.handOver()
 }
 
 // wait sleeps unless the client leaves or the pool is closed before.
@@ -245,7 +239,7 @@ func (c *call) wait(d time.Duration) error {
 // err if it stopped the loop, else the last attempt's.
 func (c *call) giveUp(err error) (*http.Response, error) {
 	if c.body != nil {
-		c.body.finish()
+		c.body.finish(false)
 	}
 	switch {
 	case c.pool.closed():

@@ -53,6 +53,13 @@ func (b *answer) Close() error {
 	return err
 }
 
+// abandon closes the body unless it has ended.
+func (b *answer) abandon() {
+	if !b.attempt.finished.Load() {
+		b.Close()
+	}
+}
+
 // done ends the attempt: err is what ended the body, nil if its reader closed it.
 func (b *answer) done(err error) {
 	a := b.attempt
@@ -68,6 +75,9 @@ func (b *answer) done(err error) {
 		o.Stage, o.Cause = StageBody, CauseDeadline
 	case ctxErr != nil:
 		o.Stage, o.Cause = StageBody, CauseClientGone
+	case err != nil && a.call.body != nil && a.call.body.fault() != nil:
+		// The transport cuts the answer because it cannot send the rest of the body.
+		o.Stage, o.Cause = StageBody, CauseClientBody
 	case err != nil:
 		o.Stage, o.Cause = StageBody, CauseReset
 	default: // closed early: the caller has seen enough
@@ -122,11 +132,14 @@ const (
 // discard reads the answer to its end, if that is near, and closes it.
 func (a *attempt) discard(resp *http.Response) {
 	a.end()
+	final := Outcome{Stage: StageBody, Status: resp.StatusCode}
 	if resp.ContentLength <= discardBytes && a.backend.conns.owned {
 		t := time.AfterFunc(discardTime, func() { resp.Body.Close() })
-		io.CopyN(io.Discard, resp.Body, discardBytes+1)
+		if _, err := io.CopyN(io.Discard, resp.Body, discardBytes+1); err == io.EOF {
+			final.Stage = StageDone
+		}
 		t.Stop()
 	}
 	resp.Body.Close()
-	a.finish(&Outcome{Stage: StageDone, Status: resp.StatusCode})
+	a.finish(&final)
 }

@@ -19,8 +19,8 @@ type attemptKey struct{}
 
 // attempt is one try of one request on one backend. It is also the context of
 // that try: the request's own, but with a client trace of the attempt in place of
-// the caller's. A caller's trace must not hear of attempts that were discarded:
-// httputil.ReverseProxy, for one, passes on every 1xx answer that it hears of.
+// the caller's. It passes on what it hears but the 1xx answers of attempts that were
+// discarded, which httputil.ReverseProxy, for one, would give to the client.
 type attempt struct {
 	context.Context
 	call    *call
@@ -32,7 +32,8 @@ type attempt struct {
 	trial   bool          // holds the backend's one request on trial
 	caller  *httptrace.ClientTrace
 	trace   httptrace.ClientTrace
-	body    *attemptBody
+	body    *attemptBody // nil without a body
+	ownBody attemptBody
 	url     url.URL
 	answer  answer
 
@@ -53,6 +54,20 @@ type taken struct {
 	conn           *countedConn
 	sent, received int64
 	reused         bool
+
+	over                     bool // the connection has gone on to another attempt
+	sentAfter, receivedAfter int64
+}
+
+// moved is how many bytes the connection moved for the attempt.
+func (t *taken) moved() (sent, received int64) {
+	switch {
+	case t.conn == nil:
+		return 0, 0
+	case t.over:
+		return t.sentAfter, t.receivedAfter
+	}
+	return t.conn.sent.Load() - t.sent, t.conn.received.Load() - t.received
 }
 
 // begin starts an attempt on b, for which pick has reserved a place.
@@ -77,14 +92,15 @@ func (c *call) begin(p picked) *attempt {
 	return a
 }
 
-// Value hides the caller's client trace and shows the attempt to its dial.
+// Value shows the attempt's client trace in place of the caller's, and the attempt
+// to its dial.
 func (a *attempt) Value(key any) any {
 	if key == (attemptKey{}) {
 		return a
 	}
 	v := a.Context.Value(key)
 	if _, ok := v.(*httptrace.ClientTrace); ok {
-		return nil
+		return &a.trace
 	}
 	return v
 }
@@ -98,9 +114,10 @@ func (a *attempt) do() (*http.Response, Outcome) {
 		rt = conns.upgrade
 	}
 	resp, err := a.roundTrip(rt, req)
-	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols && !switchesAsAsked(req, resp) {
-		resp.Body.Close()
-		err = fmt.Errorf("%w: %q", errSwitched, resp.Header.Get("Upgrade"))
+	if err == nil {
+		if err = checkAnswer(req, resp); err != nil {
+			resp.Body.Close()
+		}
 	}
 	if err != nil {
 		a.end()
@@ -110,6 +127,17 @@ func (a *attempt) do() (*http.Response, Outcome) {
 	o.Status = resp.StatusCode
 	a.wait = o.Wait
 	return resp, o
+}
+
+// checkAnswer finds what net/http lets through and a server cannot pass on.
+func checkAnswer(req *http.Request, resp *http.Response) error {
+	switch code := resp.StatusCode; {
+	case code < 100 || code > 999:
+		return fmt.Errorf("%w: status %d", errBadAnswer, code)
+	case code == http.StatusSwitchingProtocols && !switchesAsAsked(req, resp):
+		return fmt.Errorf("%w: switched to %q, which was not asked for", errBadAnswer, resp.Header.Get("Upgrade"))
+	}
+	return nil
 }
 
 // switchesAsAsked tells whether a 101 answer names a protocol that the request has
@@ -124,16 +152,15 @@ func switchesAsAsked(req *http.Request, resp *http.Response) bool {
 	return false
 }
 
-// roundTrip calls rt, which may be the user's: it may panic or return nothing.
+// roundTrip calls rt, which may be the user's, or call what is: it may panic or
+// return nothing.
 func (a *attempt) roundTrip(rt http.RoundTripper, r *http.Request) (resp *http.Response, err error) {
-	if _, ours := rt.(*http.Transport); !ours {
-		defer func() {
-			if v := recover(); v != nil {
-				a.call.pool.set.panics.caught("the RoundTripper", v)
-				resp, err = nil, fmt.Errorf("transport panicked: %v", v)
-			}
-		}()
-	}
+	defer func() {
+		if v := recover(); v != nil {
+			a.call.pool.set.panics.caught("the RoundTripper", v)
+			resp, err = nil, fmt.Errorf("transport panicked: %v", v)
+		}
+	}()
 	resp, err = rt.RoundTrip(r)
 	switch {
 	case err != nil && resp != nil && resp.Body != nil:
@@ -149,7 +176,11 @@ func (a *attempt) roundTrip(rt http.RoundTripper, r *http.Request) (resp *http.R
 // own: nobody writes to it.
 func (a *attempt) outgoing() *http.Request {
 	in, e := a.call.in, &a.backend.endpoint
-	out := in.WithContext(httptrace.WithClientTrace(a, &a.trace))
+	ctx := context.Context(a)
+	if a.caller == nil {
+		ctx = httptrace.WithClientTrace(a, &a.trace)
+	}
+	out := in.WithContext(ctx)
 	a.url = e.join(in.URL)
 	out.URL = &a.url
 	out.RequestURI = ""
@@ -165,8 +196,16 @@ func (a *attempt) outgoing() *http.Request {
 		out.Host = e.sendHost
 	}
 	if r := a.call.body; r != nil {
-		a.body = &attemptBody{replay: r, attempt: a}
+		a.ownBody = attemptBody{replay: r, attempt: a}
+		a.body = &a.ownBody
 		out.Body = a.body
+		if len(r.declared) > 0 {
+			a.body.trailer = make(http.Header, len(r.declared))
+			for _, name := range r.declared {
+				a.body.trailer[name] = nil
+			}
+			out.Trailer = a.body.trailer
+		}
 	}
 	return out
 }
@@ -175,7 +214,7 @@ func (a *attempt) outgoing() *http.Request {
 // the path.
 func (e *endpoint) join(u *url.URL) url.URL {
 	j := *u
-	j.Scheme, j.Host, j.User = e.scheme, e.host, nil
+	j.Scheme, j.Host, j.User, j.Opaque = e.scheme, e.host, nil, ""
 	if e.prefix == "" || u.Path == "*" {
 		return j
 	}
@@ -196,14 +235,16 @@ func (a *attempt) dialEnded(err error) {
 }
 
 // gotConn is told by the transport which connection carries the attempt. It is
-// told again when the transport found an idle connection dead and took another.
+// told again when the transport found an idle connection dead and takes another. If
+// the dead one has carried bytes of the request, whether to send it again is not
+// for the transport to say: the new connection is closed before it is used, and so
+// is every other that it tries; see mayDial.
 func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 	cc := countedIn(info.Conn)
 	a.mu.Lock()
-	if old := a.taken.conn; old != nil {
-		a.before += old.sent.Load() - a.taken.sent
-	}
-	a.taken = taken{conn: cc, reused: info.Reused}
+	a.before = a.sentLocked()
+	resend := a.before > 0
+	a.taken = taken{conn: cc, reused: info.Reused || a.taken.reused}
 	if cc == nil {
 		a.opaque = true
 	} else {
@@ -213,10 +254,17 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 	if cc != nil {
 		cc.own(a, info.Reused)
 	}
+	if resend {
+		info.Conn.Close()
+	}
 	if a.caller != nil && a.caller.GotConn != nil {
 		a.caller.GotConn(info)
 	}
 }
+
+// mayDial tells whether a connection may be opened for the attempt: not once it has
+// sent something.
+func (a *attempt) mayDial() bool { return a.sent() == 0 }
 
 // got1xx passes an informational answer on to the caller, from the first attempt
 // and for as long as that goes on.
@@ -244,10 +292,8 @@ func (a *attempt) sent() int64 {
 }
 
 func (a *attempt) sentLocked() int64 {
-	if a.taken.conn == nil {
-		return a.before
-	}
-	return a.before + a.taken.conn.sent.Load() - a.taken.sent
+	sent, _ := a.taken.moved()
+	return a.before + sent
 }
 
 // isLast tells that no other attempt will follow this one whatever comes, so that
@@ -269,9 +315,10 @@ func (a *attempt) end() {
 // outcome classifies how the attempt stands: err is what the transport returned
 // instead of an answer, nil if there is one.
 func (a *attempt) outcome(err error) Outcome {
-	bodyFault := error(nil)
-	if a.call.body != nil {
-		bodyFault = a.call.body.fault()
+	// The body's lock before the attempt's: attemptBody.Read takes them in that order.
+	bodyFault, sentWhole := error(nil), true
+	if a.body != nil {
+		bodyFault, sentWhole = a.call.body.fault(), a.body.sentWhole()
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -283,8 +330,8 @@ func (a *attempt) outcome(err error) Outcome {
 	}
 	owned := a.backend.conns.owned
 	o.NeverLeft = owned && !a.opaque && o.SentBytes == 0
-	o.Stage = a.stageLocked()
-	o.Cause = a.causeLocked(err, o.Stage, bodyFault)
+	o.Stage = a.stageLocked(sentWhole)
+	o.Cause = a.causeLocked(err, o.Stage, o.SentBytes+o.ReceivedBytes > 0, bodyFault)
 	if bodyFault != nil && o.Cause == CauseClientBody {
 		o.Err = bodyFault // what the transport makes of it is less clear
 	}
@@ -294,14 +341,21 @@ func (a *attempt) outcome(err error) Outcome {
 
 // countLocked fills in the bytes moved.
 func (a *attempt) countLocked(o *Outcome) {
-	o.SentBytes = a.sentLocked()
-	if c := a.taken.conn; c != nil {
-		o.ReceivedBytes = c.received.Load() - a.taken.received
-	}
+	sent, received := a.taken.moved()
+	o.SentBytes, o.ReceivedBytes = a.before+sent, received
+}
+
+// passedOn is told that the connection now carries another attempt.
+func (a *attempt) passedOn() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	t := &a.taken
+	t.sentAfter, t.receivedAfter = t.moved()
+	t.over = true
 }
 
 // stageLocked is how far an attempt came that got no answer.
-func (a *attempt) stageLocked() Stage {
+func (a *attempt) stageLocked(sentWhole bool) Stage {
 	switch {
 	case !a.backend.conns.owned:
 		return StageResponse
@@ -309,7 +363,7 @@ func (a *attempt) stageLocked() Stage {
 		return StageTLS
 	case a.taken.conn == nil && !a.opaque && a.dials > 0:
 		return StageDial
-	case a.body != nil && !a.body.sentWhole():
+	case !sentWhole:
 		return StageRequest
 	case a.taken.conn == nil && !a.opaque:
 		return StageRequest
@@ -320,7 +374,7 @@ func (a *attempt) stageLocked() Stage {
 // causeLocked is why an attempt got no answer. It goes by what is known for
 // certain (the request's context, our reader of its body, our connection) before
 // what the transport's error says: that is the first of several to be noticed.
-func (a *attempt) causeLocked(err error, stage Stage, bodyFault error) Cause {
+func (a *attempt) causeLocked(err error, stage Stage, moved bool, bodyFault error) Cause {
 	ctxErr := a.Context.Err()
 	switch {
 	case a.call.pool.closed():
@@ -335,7 +389,7 @@ func (a *attempt) causeLocked(err error, stage Stage, bodyFault error) Cause {
 		return CauseLocal
 	case isTimeout(err):
 		return CauseTimeout
-	case errors.Is(err, errSwitched):
+	case errors.Is(err, errBadAnswer):
 		return CauseProtocol
 	case !a.backend.conns.owned:
 		return CauseUnknown
@@ -345,8 +399,10 @@ func (a *attempt) causeLocked(err error, stage Stage, bodyFault error) Cause {
 		return CauseTLS
 	case a.taken.conn == nil && !a.opaque:
 		return CauseClientRequest // net/http would not send it
-	case a.taken.conn == nil || a.taken.conn.cut.Load():
+	case a.taken.conn == nil || a.before > 0 || a.taken.conn.cut.Load():
 		return CauseReset
+	case !moved:
+		return CauseClientRequest // net/http could not write it
 	}
 	return CauseProtocol
 }

@@ -3,6 +3,7 @@ package lb
 import (
 	"fmt"
 	"io"
+	"net/http"
 	"sync"
 	"sync/atomic"
 )
@@ -19,48 +20,51 @@ const (
 type memory struct {
 	limit int64
 	used  atomic.Int64
-	small sync.Pool // of *[]byte
-	large sync.Pool
+	small sync.Pool // of *[smallChunk]byte
+	large sync.Pool // of *[largeChunk]byte
 }
 
 // reserve returns a chunk of at least one byte, of the size that fits what is
 // wanted, or nil if the pool's limit is reached.
 func (m *memory) reserve(want int64) []byte {
-	size, pool := int64(largeChunk), &m.large
+	size := int64(largeChunk)
 	if want <= smallChunk {
-		size, pool = smallChunk, &m.small
+		size = smallChunk
 	}
 	if m.used.Add(size) > m.limit {
 		m.used.Add(-size)
 		return nil
 	}
-	if c, ok := pool.Get().(*[]byte); ok {
-		return (*c)[:0]
+	if size == largeChunk {
+		return m.Get()[:0]
 	}
-	return make([]byte, 0, size)
+	if c, ok := m.small.Get().(*[smallChunk]byte); ok {
+		return c[:0]
+	}
+	return new([smallChunk]byte)[:0]
 }
 
 // release takes back a chunk that nobody reads or writes any more.
 func (m *memory) release(c []byte) {
 	m.used.Add(-int64(cap(c)))
 	if cap(c) == smallChunk {
-		m.small.Put(&c)
+		m.small.Put((*[smallChunk]byte)(c[:smallChunk]))
 		return
 	}
-	m.large.Put(&c)
+	m.Put(c[:largeChunk])
 }
 
 // Get and Put make memory the buffer pool of the copying of answers. These
 // buffers are in use for as long as the copying goes on and do not count.
 func (m *memory) Get() []byte {
-	if c, ok := m.large.Get().(*[]byte); ok {
-		return (*c)[:largeChunk]
+	if c, ok := m.large.Get().(*[largeChunk]byte); ok {
+		return c[:]
 	}
-	return make([]byte, largeChunk)
+	return new([largeChunk]byte)[:]
 }
 
 // Put takes back what Get gave.
-func (m *memory) Put(c []byte) { m.large.Put(&c) }
+func (m *memory) Put(c []byte) { m.large.Put((*[largeChunk]byte)(c)) }
 
 // replay is a request's body, recorded while the first attempt reads it so that
 // a later one can read it from the start.
@@ -80,11 +84,15 @@ func (m *memory) Put(c []byte) { m.large.Put(&c) }
 type replay struct {
 	source io.ReadCloser
 	length int64 // declared; -1 if unknown
-	limit  int64
-	memory *memory
-	work   *gate
-	over   *atomic.Int64 // counts bodies that could not be kept whole
-	panics *panics
+	// trailer is the source's: it sets the values as it comes to its end. Which
+	// ones were declared must be asked before anything is read.
+	trailer  http.Header
+	declared []string
+	limit    int64
+	memory   *memory
+	work     *gate
+	over     *atomic.Int64 // counts bodies that could not be kept whole
+	panics   *panics
 
 	mu       sync.Mutex // guards the following
 	changed  sync.Cond  // on mu: the state below has changed
@@ -93,24 +101,24 @@ type replay struct {
 	dropped  bool
 	spill    []byte // what was read and not recorded; in spillBuf
 	spillBuf []byte
+	beyond   [1]byte
 	reading  bool  // a Read of the source is under way
 	read     int64 // bytes that the source gave
 	err      error // how the source ended: io.EOF or what went wrong
 	finished bool
 }
 
-func newReplay(source io.ReadCloser, length, limit int64, p *Pool) *replay {
-	r := &replay{source: source, length: length, limit: limit, memory: &p.memory, work: &p.set.work, over: &p.totals.unrecorded, panics: &p.set.panics}
+func newReplay(in *http.Request, p *Pool) *replay {
+	length := in.ContentLength
+	if length == 0 {
+		length = -1 // net/http's rule for requests that are sent: unknown
+	}
+	r := &replay{source: in.Body, trailer: in.Trailer, length: length, limit: p.cfg.retry.MaxReplayBytes, memory: &p.memory, work: &p.set.work, over: &p.totals.unrecorded, panics: &p.set.panics}
 	r.changed.L = &r.mu
+	for name := range in.Trailer {
+		r.declared = append(r.declared, name)
+	}
 	return r
-}
-
-// whole tells whether the next attempt can read the body from its start. The
-// attempts so far must have been fenced off.
-func (r *replay) whole() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return !r.dropped && !r.finished
 }
 
 // fault returns what went wrong with the source, nil if nothing did.
@@ -139,10 +147,14 @@ func (r *replay) releaseRecordLocked() {
 // fillLocked begins a Read of the source, into the record if it has room.
 func (r *replay) fillLocked() {
 	dst, recording := r.roomLocked()
-	if !recording {
-		if r.spillBuf == nil {
-			r.spillBuf = r.memory.Get()
-		}
+	switch {
+	case recording:
+	case r.length >= 0 && r.read >= r.length:
+		dst = r.beyond[:] // all that is to come is the end
+	case r.spillBuf == nil:
+		r.spillBuf = r.memory.Get()
+		fallthrough
+	default:
 		dst = r.spillBuf
 	}
 	if !r.work.enter() {
@@ -160,7 +172,7 @@ func (r *replay) fillLocked() {
 // roomLocked returns the free room of the record's last chunk, or of a new one.
 func (r *replay) roomLocked() (room []byte, ok bool) {
 	left := r.limit - r.recorded
-	if r.dropped || left <= 0 {
+	if r.dropped || left <= 0 || (r.length >= 0 && r.read >= r.length) {
 		return nil, false
 	}
 	last := len(r.record) - 1
@@ -228,19 +240,42 @@ func (r *replay) endLocked(err error) {
 }
 
 // finish says that no attempt will read any more. It closes the source, which
-// ends a Read that is under way.
-func (r *replay) finish() {
+// ends a Read that is under way. A source's Close may wait for that Read, or look
+// for the end of the body, for as long as the client likes; so it is not waited for
+// while a Read is under way and, if the caller must not wait because it holds a
+// connection's lock (aside), unless the source has come to its end.
+func (r *replay) finish(aside bool) {
 	r.mu.Lock()
 	if r.finished {
 		r.mu.Unlock()
 		return
 	}
 	r.finished = true
+	wait := !r.reading && (!aside || r.err == io.EOF)
 	if !r.reading { // else filled does it
 		r.freeLocked()
 	}
 	r.changed.Broadcast()
 	r.mu.Unlock()
+	if wait {
+		r.closeSource()
+		return
+	}
+	tracked := r.work.enter()
+	go func() {
+		if tracked {
+			defer r.work.leave()
+		}
+		r.closeSource()
+	}()
+}
+
+func (r *replay) closeSource() {
+	defer func() {
+		if v := recover(); v != nil {
+			r.panics.caught("Close of a request's body", v)
+		}
+	}()
 	r.source.Close()
 }
 
@@ -258,6 +293,7 @@ func (r *replay) freeLocked() {
 type attemptBody struct {
 	replay  *replay
 	attempt *attempt
+	trailer http.Header // of the attempt's request, filled in at the end
 
 	// The following is guarded by the mu of replay.
 	off    int64
@@ -290,17 +326,31 @@ func (b *attemptBody) Read(p []byte) (int, error) {
 			b.off += int64(n)
 			return n, nil
 		case r.err != nil:
-			b.eof = r.err == io.EOF
+			if b.eof = r.err == io.EOF; b.eof {
+				b.fillTrailerLocked()
+			}
 			return 0, r.err
 		}
 		if !r.reading {
 			if !r.dropped && b.attempt.isLast() {
+				if r.length > r.limit {
+					r.over.Add(1)
+				}
 				r.dropLocked()
 			}
 			r.fillLocked()
 			continue
 		}
 		r.changed.Wait()
+	}
+}
+
+// fillTrailerLocked copies the trailers' values, which the source has set by now.
+// Each attempt has a map of its own: the source may still be writing to its one
+// while a transport looks at the attempt's.
+func (b *attemptBody) fillTrailerLocked() {
+	for name := range b.trailer {
+		b.trailer[name] = b.replay.trailer[name]
 	}
 }
 
@@ -330,8 +380,24 @@ func (b *attemptBody) fence() {
 	r.changed.Broadcast()
 	r.mu.Unlock()
 	if last {
-		r.finish()
+		r.finish(true)
 	}
+}
+
+// handOver fences the attempt off if another one can read the body from its start,
+// and tells whether it did. The two are one step: an attempt that was asked first
+// and fenced off later could read on in between, until the record is dropped, and
+// the next attempt would send the rest as if it were the whole.
+func (b *attemptBody) handOver() bool {
+	r := b.replay
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.dropped || r.finished {
+		return false
+	}
+	b.fenced = true
+	r.changed.Broadcast()
+	return true
 }
 
 // conclude makes the attempt the request's last one.
@@ -342,7 +408,7 @@ func (b *attemptBody) conclude() {
 	fenced := b.fenced
 	r.mu.Unlock()
 	if fenced {
-		r.finish()
+		r.finish(true)
 	}
 }
 
