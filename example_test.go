@@ -487,14 +487,14 @@ func ExampleRecord() {
 
 	askPool(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, rec := lb.Record(r.Context())
+		defer func() { // deferred: ServeHTTP panics if the answer breaks off
+			for _, a := range rec.Attempts() {
+				fmt.Println(a.Backend, a.Outcome.Stage, a.Outcome.Cause, a.Outcome.Status)
+			}
+		}()
 		pool.ServeHTTP(w, r.WithContext(ctx))
-		for _, a := range rec.Attempts() {
-			fmt.Println(a.Backend, a.Outcome.Stage, a.Outcome.Cause, a.Outcome.Status)
-		}
-		fmt.Println("served by", rec.Backend())
 	}))
 	// Output:
 	// down dial refused 0
 	// a done none 200
-	// served by a
 }

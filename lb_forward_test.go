@@ -179,7 +179,7 @@ func TestForwardedFieldsAreRebuilt(t *testing.T) {
 			"X-Forwarded-Port", "1", "X-Forwarded-Prefix", "/evil", "X-Real-Ip", "1.2.3.4", "Forwarded", "for=1.2.3.4", "X_Forwarded_For", "1.2.3.4", "X-Other", "kept")
 		got := r.backends[0].Received()[0].Header
 		for name, want := range map[string]string{
-			"X-Forwarded-For": "10.0.0.1", "X-Forwarded-Proto": "http", "X-Forwarded-Host": "front.test:80", "X-Other": "kept",
+			"X-Forwarded-For": "198.18.0.1", "X-Forwarded-Proto": "http", "X-Forwarded-Host": "front.test:80", "X-Other": "kept",
 			"X-Forwarded-Port": "", "X-Forwarded-Prefix": "", "X-Real-Ip": "", "Forwarded": "",
 		} {
 			if s := strings.Join(got[name], " | "); s != want {

@@ -27,11 +27,12 @@ type AttemptRecord struct {
 
 // Record returns a context that makes a pool keep a record of the request that
 // carries it. A middleware in front of the pool asks before and reads after, to
-// log who served, how often it was tried and what each attempt gave:
+// log who served, how often it was tried and what each attempt gave. It reads in a
+// deferred function, because ServeHTTP panics if the answer breaks off:
 //
 //	ctx, rec := lb.Record(r.Context())
+//	defer func() { log(rec.Attempts()) }()
 //	pool.ServeHTTP(w, r.WithContext(ctx))
-//	for _, a := range rec.Attempts() { … }
 func Record(ctx context.Context) (context.Context, *RequestRecord) {
 	rec := new(RequestRecord)
 	return context.WithValue(ctx, recordKey{}, rec), rec

@@ -144,7 +144,7 @@ func checkAnswer(req *http.Request, resp *http.Response) error {
 // offered (RFC 9110, section 7.8).
 func switchesAsAsked(req *http.Request, resp *http.Response) bool {
 	to := resp.Header.Get("Upgrade")
-	for _, offered := range strings.Split(req.Header.Get("Upgrade"), ",") {
+	for offered := range strings.SplitSeq(req.Header.Get("Upgrade"), ",") {
 		if to != "" && strings.EqualFold(strings.TrimSpace(offered), to) {
 			return true
 		}

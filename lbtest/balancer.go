@@ -55,6 +55,9 @@ const (
 //
 // The suite grows: a strategy that passes now may be found out later.
 func CheckBalancer(newBalancer func() lb.Balancer) error {
+	if newBalancer == nil {
+		return errors.New("lbtest: newBalancer is nil")
+	}
 	s := &suite{newBalancer: newBalancer}
 	broken := make([]error, 0, len(rules))
 	for _, r := range rules {

@@ -19,7 +19,7 @@ import (
 // needs no Close. All methods may be called concurrently.
 //
 // Addresses are "host:port". A host that is not an IP address stands for a
-// made-up address in 10.0.0.0/8, always the same for the same name, so that
+// made-up address in 198.18.0.0/15, always the same for the same name, so that
 // "a.test:80" needs no resolver.
 type Network struct {
 	net *memnet.Network
@@ -43,7 +43,7 @@ func (n *Network) Listen(addr string) (net.Listener, error) {
 // accept, DialContext waits for ctx to end.
 //
 // Each connection has its own port on the client's side. The client's address
-// is 127.0.0.1 for a dial to 127.0.0.1, else 10.0.0.1.
+// is 127.0.0.1 for a dial to 127.0.0.1, else 198.18.0.1.
 func (n *Network) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	return n.net.DialContext(ctx, network, addr)
 }

@@ -1,10 +1,10 @@
-// Command backend is a server to put behind a pool: it answers every request
-// with its name, and its probe can be switched off and on.
+// Command backend is a server to put behind a pool: it answers with its name and the
+// length of the request's body. Its probe can be switched off and on.
 //
 //	$ go run ./examples/backend -addr 127.0.0.1:9001 -name a
 //	a listens on http://127.0.0.1:9001
 //
-//	$ curl http://127.0.0.1:9001/                        a
+//	$ curl http://127.0.0.1:9001/                        a, 0 bytes
 //	$ curl http://127.0.0.1:9001/healthz                 ok
 //	$ curl -X POST http://127.0.0.1:9001/probe/off       the probe now answers 503
 //	$ curl -X POST http://127.0.0.1:9001/probe/on        and 200 again
@@ -17,6 +17,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log"
 	"net"
 	"net/http"
@@ -73,7 +74,8 @@ func handler(name, probe string) http.Handler {
 		case path == probe:
 			fmt.Fprintln(w, "ok")
 		default:
-			fmt.Fprintln(w, name)
+			n, _ := io.Copy(io.Discard, r.Body) // of a broken one, what there is
+			fmt.Fprintf(w, "%s, %d bytes\n", name, n)
 		}
 	})
 }

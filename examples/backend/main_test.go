@@ -14,14 +14,14 @@ func TestProbeCanBeSwitched(t *testing.T) {
 		status       int
 		body         string
 	}{
-		{"GET", "/", 200, "a"},
+		{"GET", "/", 200, "a, 0 bytes"},
 		{"GET", "/healthz", 200, "ok"},
 		{"POST", "/probe/off", 200, "/healthz is now off"},
 		{"GET", "/healthz", 503, "switched off"},
-		{"GET", "/", 200, "a"}, // only the probe is off
+		{"GET", "/", 200, "a, 0 bytes"}, // only the probe is off
 		{"POST", "/probe/on", 200, "/healthz is now on"},
 		{"GET", "/healthz", 200, "ok"},
-		{"GET", "/probe/off", 200, "a"}, // a GET switches nothing
+		{"GET", "/probe/off", 200, "a, 0 bytes"}, // a GET switches nothing
 		{"GET", "/healthz", 200, "ok"},
 	} {
 		w := httptest.NewRecorder()

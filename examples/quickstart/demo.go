@@ -274,7 +274,7 @@ func (t timeline) Handle(_ context.Context, r slog.Record) error {
 		return true
 	})
 	if from, to := attrs["from"], attrs["to"]; to != "" {
-		t.d.event(attrs["backend"], fmt.Sprintf("%s -> %s: %s", from, t.d.paintState(to), attrs["reason"]))
+		t.d.event(attrs["backend"], fmt.Sprintf("%s -> %s: %s", t.d.paintState(from), t.d.paintState(to), attrs["reason"]))
 	}
 	return nil
 }

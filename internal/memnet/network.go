@@ -38,7 +38,7 @@ const (
 // listeners and connections are closed is garbage. All methods may be called
 // concurrently.
 //
-// A host that is not an IP address stands for a made-up address in 10.0.0.0/8,
+// A host that is not an IP address stands for a made-up address in 198.18.0.0/15,
 // which depends on the name only, so that "a.test:80" and the address of a
 // listener on it reach the same place. Two names share an address with a
 // chance of one in 2^24. "localhost" is 127.0.0.1. An empty or unspecified
@@ -258,7 +258,7 @@ func hostIP(host string) netip.Addr {
 	h := fnv.New32a()
 	h.Write([]byte(host)) // a hash.Hash never returns an error
 	sum := h.Sum32()
-	return netip.AddrFrom4([4]byte{10, byte(sum >> 16), byte(sum >> 8), byte(sum)})
+	return netip.AddrFrom4([4]byte{198, 18 + byte(sum>>16)&1, byte(sum >> 8), byte(sum)})
 }
 
 // everyHost is the key of what holds for the port of addr on every host.
@@ -272,5 +272,5 @@ func clientIP(to netip.Addr) netip.Addr {
 	if to.IsLoopback() {
 		return to
 	}
-	return netip.AddrFrom4([4]byte{10, 0, 0, 1})
+	return netip.AddrFrom4([4]byte{198, 18, 0, 1})
 }
