@@ -116,7 +116,7 @@ func (p *Pool) RoundTrip(r *http.Request) (*http.Response, error) {
 		p.totals.failures.Add(1)
 		return nil, errors.New("lb: request without URL")
 	}
-	return p.newCall(r, p.requests.leave).run()
+	return new(call).init(p, r, p.requests.leave).run()
 }
 
 // SetTargets replaces the targets in one step. A target that keeps its name, URL

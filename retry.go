@@ -128,8 +128,10 @@ type call struct {
 	first       attempt
 }
 
-func (p *Pool) newCall(r *http.Request, left func()) *call {
-	c := &call{pool: p, in: r, began: time.Now(), repeatable: repeatable(r), left: left, unreached: true}
+// init makes c the call of r. left is called when the request is over, if not nil.
+func (c *call) init(p *Pool, r *http.Request, left func()) *call {
+	c.pool, c.in, c.left = p, r, left
+	c.began, c.repeatable, c.unreached = time.Now(), repeatable(r), true
 	c.tried = c.triedArray[:0]
 	c.record, _ = r.Context().Value(recordKey{}).(*RequestRecord)
 	if r.Body != nil && r.Body != http.NoBody {
