@@ -233,13 +233,14 @@ type countedConn struct {
 	owner          atomic.Pointer[attempt]
 }
 
-// own makes a the attempt that is told about the end of the connection. reused
-// tells that the connection has been idle, so that its peer may have left.
-func (c *countedConn) own(a *attempt, reused bool) {
+// own makes a the attempt that is told about the end of the connection. look asks
+// for a look at the socket before it is written to: the connection has been idle, so
+// its peer may have left.
+func (c *countedConn) own(a *attempt, look bool) {
 	if old := c.owner.Swap(a); old != nil && old != a {
 		old.passedOn() // its answer is still being told about
 	}
-	if reused && c.alive != nil {
+	if look && c.alive != nil {
 		c.check.Store(true)
 	}
 	if c.closed.Load() || c.cut.Load() { // it may have ended before the line above

@@ -128,6 +128,11 @@ type call struct {
 	first       attempt
 }
 
+// replayable tells whether the request may be sent again after bytes of it have left.
+func (c *call) replayable() bool {
+	return c.repeatable && (c.body == nil || c.body.length <= c.body.limit)
+}
+
 // init makes c the call of r. left is called when the request is over, if not nil.
 func (c *call) init(p *Pool, r *http.Request, left func()) *call {
 	c.pool, c.in, c.left = p, r, left

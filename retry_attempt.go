@@ -252,7 +252,9 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 	}
 	a.mu.Unlock()
 	if cc != nil {
-		cc.own(a, info.Reused)
+		// A look costs a system call: only for a request that could not be repeated if
+		// it were written to a dead connection.
+		cc.own(a, info.Reused && !a.call.replayable())
 	}
 	if resend {
 		info.Conn.Close()
@@ -300,8 +302,7 @@ func (a *attempt) sentLocked() int64 {
 // the body need not be kept: bytes have left, and the request may not be repeated
 // or is too long to be.
 func (a *attempt) isLast() bool {
-	r := a.call.body
-	return (!a.call.repeatable || r.length > r.limit) && (!a.backend.conns.owned || a.sent() > 0)
+	return !a.call.replayable() && (!a.backend.conns.owned || a.sent() > 0)
 }
 
 // end cuts the attempt off from the request: its body and its 1xx answers.
