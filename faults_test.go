@@ -396,3 +396,35 @@ func TestCandidatesAlwaysHaveAShare(t *testing.T) {
 		t.Errorf("Stats show weight %d, want NoWeight", w)
 	}
 }
+
+// A pool may be the transport of another one: each keeps to its own connections and
+// attempts.
+func TestPoolInsideAPool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, []lbtest.Behavior{lbtest.ResetAfter(1024), lbtest.Answer()}, noEjection())
+		outer := newPool(t, lb.Targets("http://inner"), lb.WithTransport(r.pool))
+		r.server.Handler = outer
+		body := text(20 << 10)
+		for range 10 {
+			c := r.dial()
+			fmt.Fprintf(c, "PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body[:2000])
+			time.Sleep(3 * time.Second) // the client stalls while the first backend resets
+			fmt.Fprint(c, body[2000:])
+			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err != nil || resp.StatusCode != 200 {
+				t.Fatalf("answer = %v, %v", resp, err)
+			}
+			c.Close()
+		}
+		for _, got := range r.backends[1].Received() {
+			if got.BodySHA256 != sha(body) {
+				t.Errorf("%d of %d bytes arrived", got.BodyBytes, len(body))
+			}
+		}
+		synctest.Wait()
+		r.wantIdle()
+		if n := outer.Stats().InFlight; n != 0 {
+			t.Errorf("in flight in the outer pool = %d", n)
+		}
+	})
+}
