@@ -406,15 +406,7 @@ func TestPoolInsideAPool(t *testing.T) {
 		r.server.Handler = outer
 		body := text(20 << 10)
 		for range 10 {
-			c := r.dial()
-			fmt.Fprintf(c, "PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body[:2000])
-			time.Sleep(3 * time.Second) // the client stalls while the first backend resets
-			fmt.Fprint(c, body[2000:])
-			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-			if err != nil || resp.StatusCode != 200 {
-				t.Fatalf("answer = %v, %v", resp, err)
-			}
-			c.Close()
+			r.stalledPut(body)
 		}
 		for _, got := range r.backends[1].Received() {
 			if got.BodySHA256 != sha(body) {

@@ -166,15 +166,7 @@ func TestStalledUploadMovesToAnotherBackend(t *testing.T) {
 		r := newRig(t, []lbtest.Behavior{lbtest.ResetAfter(1024), lbtest.Answer()}, noEjection())
 		body := text(40 << 10)
 		for range 20 {
-			c := r.dial()
-			fmt.Fprintf(c, "PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body[:2000])
-			time.Sleep(3 * time.Second)
-			fmt.Fprint(c, body[2000:])
-			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-			if err != nil || resp.StatusCode != 200 {
-				t.Fatalf("answer = %v, %v", resp, err)
-			}
-			c.Close()
+			r.stalledPut(body)
 		}
 		for _, got := range r.backends[1].Received() {
 			if got.BodySHA256 != sha(body) {

@@ -1,10 +1,12 @@
 package lb_test
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net"
@@ -204,5 +206,20 @@ func within(t *testing.T, d time.Duration, f func()) {
 	f()
 	if took := time.Since(began); took > d {
 		t.Errorf("took %v, want at most %v", took, d)
+	}
+}
+
+// stalledPut uploads body with a pause after 2,000 bytes, during which a backend may
+// reset, and wants 200.
+func (r *rig) stalledPut(body string) {
+	r.t.Helper()
+	c := r.dial()
+	defer c.Close()
+	fmt.Fprintf(c, "PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body[:2000])
+	time.Sleep(3 * time.Second) // virtual
+	fmt.Fprint(c, body[2000:])
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil || resp.StatusCode != 200 {
+		r.t.Fatalf("answer = %v, %v", resp, err)
 	}
 }
