@@ -65,8 +65,8 @@ type event struct {
 	attrs []slog.Attr
 }
 
-// owns tells whether b is in the set. The caller holds mu.
-func (s *backendSet) owns(b *Backend) bool { return !b.removed.Load() }
+// ownsLocked tells whether b is in the set.
+func (s *backendSet) ownsLocked(b *Backend) bool { return !b.removed.Load() }
 
 // takesRequests tells whether b may be given new requests if its health allows.
 func (b *Backend) takesRequests() bool {

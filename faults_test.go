@@ -176,11 +176,7 @@ func TestClientFaultsAfterTheAnswerBeganBlameNobody(t *testing.T) {
 				c.Close()
 			}
 			synctest.Wait()
-			for _, b := range r.pool.Stats().Backends {
-				if b.Failures != 0 || b.State != "unknown" {
-					t.Errorf("%s is blamed: %+v", b.Name, b)
-				}
-			}
+			r.wantUnblamed()
 			r.wantIdle()
 		})
 	}
@@ -206,11 +202,7 @@ func TestUnsendableRequestsBlameNobody(t *testing.T) {
 					t.Errorf("error = %v, status %d", err, lb.StatusOf(err))
 				}
 			}
-			for _, b := range r.pool.Stats().Backends {
-				if b.Failures != 0 {
-					t.Errorf("%s is blamed for %d failures: %s", b.Name, b.Failures, b.LastError)
-				}
-			}
+			r.wantUnblamed()
 			r.wantIdle()
 		})
 	}
@@ -418,5 +410,32 @@ func TestPoolInsideAPool(t *testing.T) {
 		if n := outer.Stats().InFlight; n != 0 {
 			t.Errorf("in flight in the outer pool = %d", n)
 		}
+	})
+}
+
+// A backend that cuts its answer while the upload still goes on is to blame, although
+// the upload breaks off for it too.
+func TestCutDuringAnUploadBlamesTheBackend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cut := lbtest.Raw("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nsome of it")
+		r := newRig(t, []lbtest.Behavior{cut}, noEjection())
+		for range 200 {
+			body, upload := io.Pipe() // its Close ends a Read with an error
+			req, _ := http.NewRequest("PUT", "http://x/", body)
+			go io.WriteString(upload, "hello")
+			resp, err := r.pool.RoundTrip(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadAll(resp.Body); err == nil {
+				t.Error("the cut cannot be seen")
+			}
+			resp.Body.Close()
+		}
+		synctest.Wait()
+		if s := r.pool.Stats(); s.Cut != 200 || s.Backends[0].Failures != 200 {
+			t.Errorf("cut = %d, failures of the backend = %d, want 200 of both", s.Cut, s.Backends[0].Failures)
+		}
+		r.wantIdle()
 	})
 }

@@ -74,8 +74,8 @@ func (h *PassiveHealth) ejection(n int, chance float64) time.Duration {
 type passive struct {
 	// inRow counts the failures before the answer's headers since the last
 	// answer, cuts those in mid-body since the last whole answer: an answer that
-	// begins well must not hide that none ends well. Successes reset them
-	// without a lock; only failures, which are few, take the set's.
+	// begins well must not hide that none ends well. Both count without a lock;
+	// only what may eject takes the set's.
 	inRow, cuts atomic.Int32
 	// epoch counts the changes of health. An attempt remembers it, so that the
 	// late outcome of an older state is not taken for news.
@@ -118,7 +118,7 @@ func (s *backendSet) learn(b *Backend, epoch uint32, trial bool, o *Outcome) {
 func (s *backendSet) learnReturn(b *Backend, epoch uint32, trial bool) {
 	s.mu.Lock()
 	health := b.Status().Health
-	news := b.passive.epoch.Load() == epoch && s.owns(b)
+	news := b.passive.epoch.Load() == epoch && s.ownsLocked(b)
 	if !news || health == HealthUnknown || (health == HealthTrial && !trial && !s.current.Load().failOpen) {
 		s.mu.Unlock()
 		return
@@ -146,7 +146,7 @@ func (s *backendSet) learnFailure(b *Backend, epoch uint32, trial bool, o *Outco
 	s.mu.Lock()
 	defer s.publishIfChanged()
 	defer s.mu.Unlock()
-	if b.passive.epoch.Load() != epoch || !s.owns(b) || s.closed {
+	if b.passive.epoch.Load() != epoch || !s.ownsLocked(b) || s.closed {
 		return
 	}
 	switch health := b.Status().Health; {
@@ -199,7 +199,7 @@ func (s *backendSet) ejectLocked(b *Backend, reason string) {
 // beginTrial ends the ejection that began with epoch.
 func (s *backendSet) beginTrial(b *Backend, epoch uint32) {
 	s.mu.Lock()
-	if b.passive.epoch.Load() == epoch && s.owns(b) {
+	if b.passive.epoch.Load() == epoch && s.ownsLocked(b) {
 		b.passive.trialFrom = time.Now()
 		s.setHealthLocked(b, HealthTrial, "ejection is over", time.Time{})
 	}

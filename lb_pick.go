@@ -90,38 +90,30 @@ func (c *call) pickFiltered(snap *snapshot) (picked, error) {
 // prepared for those.
 func (c *call) candidates(snap *snapshot, list []*Backend) ([]*Backend, Balancer) {
 	now := time.Now()
-	for _, b := range snap.members {
-		if c.hasTried(b) {
-			continue
+	take := func(from []*Backend, fits func(*Backend) bool) bool {
+		for _, b := range from {
+			if fits(b) {
+				list = append(list, b)
+			}
 		}
-		if t := snap.trialOf(b); t == nil || (c.suitsTrial(t, now) && t.free()) {
-			list = append(list, b)
-		}
+		return len(list) > 0
 	}
-	if len(list) > 0 {
+	untried := func(b *Backend) bool { return !c.hasTried(b) }
+	suits := func(b *Backend) bool {
+		t := snap.trialOf(b)
+		return untried(b) && (t == nil || t.free() && c.suitsTrial(t, now))
+	}
+	onTrial := func(b *Backend) bool {
+		t := snap.trialOf(b)
+		return untried(b) && t != nil && t.free()
+	}
+	switch {
+	case take(snap.members, suits), take(snap.members, onTrial):
 		return list, snap.balancer
-	}
-	for i := range snap.trials {
-		if t := &snap.trials[i]; t.free() && !c.hasTried(t.backend) {
-			list = append(list, t.backend)
-		}
-	}
-	if len(list) > 0 {
-		return list, snap.balancer
-	}
-	for _, b := range snap.ejected {
-		if !c.hasTried(b) {
-			list = append(list, b)
-		}
-	}
-	if len(list) > 0 {
+	case take(snap.ejected, untried):
 		return list, snap.resort
 	}
-	for _, b := range snap.usable {
-		if c.hasTried(b) {
-			list = append(list, b)
-		}
-	}
+	take(snap.usable, c.hasTried)
 	return list, snap.balancer
 }
 

@@ -66,22 +66,9 @@ func (b *answer) done(err error) {
 	if a.finished.Load() {
 		return
 	}
-	o := Outcome{Stage: StageDone, Status: b.status}
-	switch ctxErr := a.Context.Err(); {
-	case err == io.EOF:
-	case a.call.pool.closed():
-		o.Stage, o.Cause = StageBody, CauseClosed
-	case errors.Is(ctxErr, context.DeadlineExceeded):
-		o.Stage, o.Cause = StageBody, CauseDeadline
-	case ctxErr != nil:
-		o.Stage, o.Cause = StageBody, CauseClientGone
-	case err != nil && a.call.body != nil && a.call.body.fault() != nil:
-		// The transport cuts the answer because it cannot send the rest of the body.
-		o.Stage, o.Cause = StageBody, CauseClientBody
-	case err != nil:
-		o.Stage, o.Cause = StageBody, CauseReset
-	default: // closed early: the caller has seen enough
-		o.Stage = StageBody
+	o := Outcome{Stage: StageBody, Status: b.status, Cause: a.bodyCause(err)}
+	if err == io.EOF {
+		o.Stage = StageDone
 	}
 	if o.Cause != CauseNone {
 		o.Err = err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"time"
 )
@@ -58,10 +59,10 @@ func (a *attempt) stageLocked(sentWhole bool) Stage {
 	return StageResponse
 }
 
-// causeLocked is why an attempt got no answer. It goes by what is known for
-// certain (the request's context, our reader of its body, our connection) before
-// what the transport's error says: that is the first of several to be noticed.
-func (a *attempt) causeLocked(err error, stage Stage, moved bool, bodyFault error) Cause {
+// callersCause is why an attempt ended if that was the doing of the pool's closing or
+// of the request's own side, and CauseNone if it was not. It goes by what is known
+// for certain, our reader of the body and the request's context.
+func (a *attempt) callersCause(bodyFault error) Cause {
 	ctxErr := a.Context.Err()
 	switch {
 	case a.call.pool.closed():
@@ -72,6 +73,35 @@ func (a *attempt) causeLocked(err error, stage Stage, moved bool, bodyFault erro
 		return CauseDeadline
 	case ctxErr != nil:
 		return CauseClientGone
+	}
+	return CauseNone
+}
+
+// bodyCause is why the body of an answer ended with err, nil if its reader closed it
+// before its end.
+func (a *attempt) bodyCause(err error) Cause {
+	if err == io.EOF {
+		return CauseNone
+	}
+	var bodyFault error
+	if err != nil && a.call.body != nil {
+		// The transport cuts an answer if it cannot send the rest of the body.
+		bodyFault = a.call.body.fault()
+	}
+	cause := a.callersCause(bodyFault)
+	if cause == CauseNone && err != nil {
+		return CauseReset
+	}
+	return cause
+}
+
+// causeLocked is why an attempt got no answer. What is known for certain comes
+// before what the transport's error says: that is the first of several to be noticed.
+func (a *attempt) causeLocked(err error, stage Stage, moved bool, bodyFault error) Cause {
+	if cause := a.callersCause(bodyFault); cause != CauseNone {
+		return cause
+	}
+	switch {
 	case isLocal(err):
 		return CauseLocal
 	case isTimeout(err):

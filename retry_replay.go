@@ -113,7 +113,11 @@ func newReplay(in *http.Request, p *Pool) *replay {
 	if length == 0 {
 		length = -1 // net/http's rule for requests that are sent: unknown
 	}
-	r := &replay{source: in.Body, trailer: in.Trailer, length: length, limit: p.cfg.retry.MaxReplayBytes, memory: &p.memory, work: &p.set.work, over: &p.totals.unrecorded, panics: &p.set.panics}
+	r := &replay{
+		source: in.Body, trailer: in.Trailer, length: length,
+		limit: p.cfg.retry.MaxReplayBytes, memory: &p.memory,
+		work: &p.set.work, over: &p.totals.unrecorded, panics: &p.set.panics,
+	}
 	r.changed.L = &r.mu
 	for name := range in.Trailer {
 		r.declared = append(r.declared, name)
@@ -225,11 +229,11 @@ func (r *replay) filled(got []byte, recording bool, err error) {
 	if err == io.EOF && r.length >= 0 && r.read != r.length {
 		err = errBodyLength
 	}
-	if err != nil {
-		r.endLocked(err)
-	}
-	if r.finished {
+	switch {
+	case r.finished: // an error now is of our closing the source, not of the source
 		r.freeLocked()
+	case err != nil:
+		r.endLocked(err)
 	}
 	r.changed.Broadcast()
 }

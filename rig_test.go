@@ -159,6 +159,16 @@ func (r *rig) wantIdle() {
 	}
 }
 
+// wantUnblamed checks that nothing has counted against any backend.
+func (r *rig) wantUnblamed() {
+	r.t.Helper()
+	for _, b := range r.pool.Stats().Backends {
+		if b.Failures != 0 || b.State != "unknown" {
+			r.t.Errorf("%s is blamed for %d failures, state %s: %s", b.Name, b.Failures, b.State, b.LastError)
+		}
+	}
+}
+
 // dial opens a raw connection to the pool's server.
 func (r *rig) dial() net.Conn {
 	r.t.Helper()
