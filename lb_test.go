@@ -333,9 +333,9 @@ func TestUpgradeThroughRoundTrip(t *testing.T) {
 	})
 }
 
-// Shutdown lets requests end and refuses new ones; Close cuts; both leave nothing.
-func TestShutdownAndClose(t *testing.T) {
-	bubble(t, "shutdown waits", func(t *testing.T) {
+// Shutdown lets requests end and refuses new ones.
+func TestShutdownWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, []lbtest.Behavior{lbtest.Stream(10, 100*time.Millisecond)})
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -358,7 +358,11 @@ func TestShutdownAndClose(t *testing.T) {
 		wg.Wait()
 		r.wantIdle()
 	})
-	bubble(t, "shutdown cuts when its time is up", func(t *testing.T) {
+}
+
+// Shutdown cuts what has not ended when its time is up, which is no backend's fault.
+func TestShutdownCutsWhenItsTimeIsUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, []lbtest.Behavior{lbtest.Stream(1000, 100*time.Millisecond)})
 		resp, err := r.client.Get("http://" + frontAddr)
 		if err != nil {
@@ -381,7 +385,11 @@ func TestShutdownAndClose(t *testing.T) {
 		}
 		r.wantIdle()
 	})
-	bubble(t, "close ends whatever waits", func(t *testing.T) {
+}
+
+// Close ends whatever waits, and the pool then refuses everything.
+func TestCloseEndsWhateverWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, []lbtest.Behavior{lbtest.Hang(), lbtest.Answer()}, lb.WithBalancer(lb.BalancerFunc(first)))
 		r.net.Blackhole(r.backends[1].Addr(), true)
 		var wg sync.WaitGroup
