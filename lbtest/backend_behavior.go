@@ -216,7 +216,8 @@ func Handle(h http.Handler) Behavior {
 
 // When chooses for each request: yes if match returns true, otherwise if not.
 // match is called concurrently, must not keep the request and must leave its
-// body alone.
+// body alone. To treat a health probe apart from all traffic, and to record it
+// apart, see [Backend.SetProbe].
 //
 // It panics if match is nil or if yes or otherwise is Refuse or CloseReused,
 // which act on connections before there is a request to look at.
@@ -224,11 +225,8 @@ func When(match func(*http.Request) bool, yes, otherwise Behavior) Behavior {
 	if match == nil {
 		panic("lbtest: When needs a function")
 	}
-	for _, b := range []Behavior{yes, otherwise} {
-		if b.kind != servesRequests {
-			panic(fmt.Sprintf("lbtest: %v acts on connections and cannot be used in When", b.kind))
-		}
-	}
+	checkServesRequests("When", yes)
+	checkServesRequests("When", otherwise)
 	return Behavior{serve: func(x *exchange) {
 		if match(x.r) {
 			yes.run(x)
@@ -334,22 +332,6 @@ func (x *exchange) resetMid(n int) {
 	x.reset()
 }
 
-// reset aborts c so that the client sees a TCP reset.
-func (c *conn) reset() {
-	if l, ok := c.Conn.(interface{ SetLinger(int) error }); ok {
-		_ = l.SetLinger(0) // fails only if the client or Close was faster
-	}
-	c.abort()
-}
-
-// flushed waits until the client has taken what was written, where the
-// network can tell: a reset must not overtake it.
-func (c *conn) flushed() {
-	if w, ok := c.Conn.(interface{ WaitRead() }); ok {
-		w.WaitRead()
-	}
-}
-
 // filler returns n bytes of body.
 func filler(n int) []byte {
 	return bytes.Repeat([]byte{'x'}, n)
@@ -357,6 +339,12 @@ func filler(n int) []byte {
 
 func bodyAllowed(status int) bool {
 	return status != http.StatusNoContent && status != http.StatusNotModified
+}
+
+func checkServesRequests(user string, b Behavior) {
+	if b.kind != servesRequests {
+		panic(fmt.Sprintf("lbtest: %v acts on connections and cannot be used in %s", b.kind, user))
+	}
 }
 
 func checkStatus(maker string, status, bodyBytes int) {
@@ -380,6 +368,7 @@ type exchange struct {
 	conn     *conn
 	w        http.ResponseWriter
 	r        *http.Request
+	probe    bool      // for the path of SetProbe
 	received *Received // the backend's lock guards what it points to
 	answered bool      // all of the answer was written to a client still there
 }
