@@ -33,11 +33,13 @@ type Status struct {
 	State State
 	// Health is what the pool holds of the backend.
 	Health Health
-	// Reason says in a few words why it is so; empty at the start.
+	// Reason says in a few words why it is so, of the State unless that is Active,
+	// else of the Health; empty at the start.
 	Reason string
 	// Since is when it became so.
 	Since time.Time
-	// Until is when an ejected backend gets its trial; zero otherwise.
+	// Until is when an ejected backend gets its trial; zero otherwise, and if only a
+	// probe may bring it back.
 	Until time.Time
 }
 
@@ -50,6 +52,58 @@ func (s Status) String() string {
 	return s.Health.String()
 }
 
+// Usable tells whether the backend takes requests like any other: it is active and
+// its health unknown, healthy or degraded. One on trial is not, nor is one that gets
+// requests only because the pool fails open.
+func (s Status) Usable() bool { return s.State == Active && s.Health.usable() }
+
+// standing is what a backend's Status is made of: the reasons of state and health
+// are kept apart, so that one that changes behind the other does not hide it. The
+// value is immutable: a change swaps the pointer to it.
+type standing struct {
+	state       State
+	stateReason string
+	stateSince  time.Time
+
+	health       Health
+	reason       string
+	since, until time.Time
+}
+
+func (s *standing) status() Status {
+	st := Status{State: s.state, Health: s.health, Reason: s.reason, Since: s.since, Until: s.until}
+	if s.state != Active {
+		st.Reason, st.Since = s.stateReason, s.stateSince
+	}
+	return st
+}
+
+// part is what a snapshot shows of a standing.
+func (s *standing) part() part {
+	switch {
+	case s.state != Active || s.health == HealthDraining:
+		return partNone
+	case s.health == HealthDegraded:
+		return partDegraded
+	case s.health == HealthTrial:
+		return partTrial
+	case s.health.usable():
+		return partUsable
+	}
+	return partOut
+}
+
+// part is what a backend that has a weight takes part as.
+type part uint8
+
+const (
+	partNone     part = iota // draining or disabled: in nothing at all
+	partUsable               // like any other
+	partDegraded             // usable, to be spared
+	partTrial                // for one request at a time
+	partOut                  // unhealthy or ejected: the last resort
+)
+
 // Backend is a target at run time: its identity, state and counters. A pool
 // makes one per target and keeps it for as long as the target keeps its name,
 // URL and Host. All methods may be called concurrently.
@@ -59,7 +113,7 @@ type Backend struct {
 	conns    *conns // nil if detached
 
 	settings atomic.Pointer[settings]
-	status   atomic.Pointer[Status]
+	standing atomic.Pointer[standing]
 	lastErr  atomic.Pointer[string]
 
 	// The counters live here and not in the snapshot: a snapshot is replaced
@@ -80,6 +134,8 @@ type Backend struct {
 	removed atomic.Bool
 
 	passive passive
+	checks  checks
+	watch   *watch // nil without active checks
 }
 
 // NewBackend returns a backend that belongs to no pool, to test strategies with.
@@ -97,7 +153,7 @@ func NewBackend(t Target) *Backend {
 func newBackend(p parsed, c *conns, now time.Time) *Backend {
 	b := &Backend{name: p.name, endpoint: p.endpoint, conns: c}
 	b.configure(p.settings)
-	b.status.Store(&Status{Since: now})
+	b.standing.Store(&standing{since: now})
 	return b
 }
 
@@ -134,7 +190,10 @@ func (b *Backend) Metadata(key string) (value string, ok bool) {
 func (b *Backend) InFlight() int { return int(b.inFlight.Load()) }
 
 // Status returns the backend's present state.
-func (b *Backend) Status() Status { return *b.status.Load() }
+func (b *Backend) Status() Status { return b.standing.Load().status() }
+
+// disabled tells that the operator took the backend out altogether.
+func (b *Backend) disabled() bool { return b.standing.Load().state == Disabled }
 
 // String returns the name.
 func (b *Backend) String() string { return b.name }
@@ -188,7 +247,4 @@ func (b *Backend) count(o *Outcome) {
 }
 
 // retire lets go of the connections of a backend that left its pool.
-func (b *Backend) retire() {
-	b.removed.Store(true)
-	b.conns.closeIdle()
-}
+func (b *Backend) retire() { b.conns.closeIdle() }

@@ -19,6 +19,9 @@ import (
 type conns struct {
 	plain   http.RoundTripper
 	upgrade http.RoundTripper // for requests that ask for an upgrade: no header time-out
+	probe   http.RoundTripper // for probes: a fresh connection each
+	dial    dialFunc          // of a connection for a probe; nil if connections are not ours
+	dialTLS dialFunc          // the same with a handshake
 	owned   bool              // the transports and their connections are ours
 	all     *connSet
 	panics  *panics
@@ -29,11 +32,11 @@ func newConns(all *connSet, e endpoint, cfg *config, panics *panics) *conns {
 	c := &conns{all: all, panics: panics}
 	switch t := cfg.transport.(type) {
 	case nil:
-		c.adopt(defaultTransport(), e, cfg.timeouts)
+		c.adopt(defaultTransport(), e, cfg)
 	case *http.Transport:
-		c.adopt(t.Clone(), e, cfg.timeouts)
+		c.adopt(t.Clone(), e, cfg)
 	default:
-		c.plain, c.upgrade = t, t
+		c.plain, c.upgrade, c.probe = t, t, t
 	}
 	return c
 }
@@ -48,8 +51,9 @@ func defaultTransport() *http.Transport {
 }
 
 // adopt makes t the transport of this backend alone.
-func (c *conns) adopt(t *http.Transport, e endpoint, limits Timeouts) {
+func (c *conns) adopt(t *http.Transport, e endpoint, cfg *config) {
 	c.owned = true
+	limits := cfg.timeouts
 	// HTTP/2 connections of a pooled transport are shared by requests, resend by
 	// themselves and cannot tell what was sent: HTTP/1.1 only.
 	t.Protocols = new(http.Protocols)
@@ -78,6 +82,55 @@ func (c *conns) adopt(t *http.Transport, e endpoint, limits Timeouts) {
 	long := t.Clone()
 	long.ResponseHeaderTimeout = 0
 	c.plain, c.upgrade = t, long
+	if cfg.check != nil {
+		c.adoptProbes(long.Clone())
+	}
+}
+
+// adoptProbes makes the connections for probes like those of t, but each for one
+// probe alone, which has its own time-out.
+func (c *conns) adoptProbes(t *http.Transport) {
+	t.DisableKeepAlives = true
+	t.MaxConnsPerHost = 0
+	c.probe = t
+	c.dial, c.dialTLS = t.DialContext, t.DialTLSContext
+	if c.dialTLS == nil {
+		c.dialTLS = handshaking(c.dial, t.TLSClientConfig)
+	}
+}
+
+// handshaking returns dial followed by a handshake as net/http makes it.
+func handshaking(dial dialFunc, config *tls.Config) dialFunc {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		nc, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		own := config.Clone()
+		if own == nil {
+			own = new(tls.Config)
+		}
+		if own.ServerName == "" {
+			own.ServerName, _, _ = net.SplitHostPort(addr) // which net/http's dial has put together
+		}
+		tc := tls.Client(nc, own)
+		if err := tc.HandshakeContext(ctx); err != nil {
+			nc.Close()
+			return nil, err
+		}
+		return tc, nil
+	}
+}
+
+// dialProbe opens a connection for a probe of e.
+func (c *conns) dialProbe(ctx context.Context, e *endpoint) (net.Conn, error) {
+	switch {
+	case c.dial == nil:
+		return nil, fmt.Errorf("lb: no dial over a transport of the user's: %w", errors.ErrUnsupported)
+	case e.scheme == "https":
+		return c.dialTLS(ctx, "tcp", e.addr())
+	}
+	return c.dial(ctx, "tcp", e.addr())
 }
 
 // dialersOf returns how t dials, dialTLS nil if it leaves the handshake to

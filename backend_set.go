@@ -16,19 +16,27 @@ import (
 type snapshot struct {
 	all []*Backend // as configured
 	// members is the set that the strategy was prepared for: the usable
-	// backends and those on trial or, if none is usable, every backend that is
-	// neither draining nor disabled. The order is that of all.
+	// backends and those on trial or, if the pool fails open, every backend that
+	// may be used at all. The order is that of all.
 	members []*Backend
 	// usable is members without those on trial: the candidates of a request that
 	// tried nothing yet while nothing is on trial, ready to be handed out.
-	usable []*Backend
-	trials []trial
-	// ejected is a request's last resort once it has tried the members: it is
-	// better to ask a backend that was bad than to answer nothing.
-	ejected  []*Backend
-	failOpen bool     // none is usable, members are all the same
+	usable   []*Backend
+	trials   []trial
 	balancer Balancer // prepared for members
-	resort   Balancer // prepared for ejected
+
+	degraded group // for a request that has tried the usable ones; empty if these are they
+	// ejected is a request's last resort once it has tried the others, those that
+	// failed their probes included: it is better to ask a backend that was bad than to
+	// answer nothing. It is empty if the pool fails closed.
+	ejected  group
+	failOpen bool // none is usable, members are all the same
+}
+
+// group is backends with the strategy prepared for them.
+type group struct {
+	backends []*Backend
+	balancer Balancer
 }
 
 // trial is a backend on trial and since when.
@@ -43,7 +51,8 @@ type backendSet struct {
 	current atomic.Pointer[snapshot]
 	cfg     *config
 	conns   *connSet
-	work    gate // the set's timers and the pool's readers, which Close waits for
+	prober  *prober // nil without active checks
+	work    gate    // the set's timers, its probes and the pool's readers, which Close waits for
 	panics  panics
 
 	mu       sync.Mutex // guards the following
@@ -51,8 +60,10 @@ type backendSet struct {
 	changes  uint64 // counts what a snapshot must show
 	shown    uint64 // the changes that the current snapshot shows
 	events   []event
-	telling  bool // somebody is handing events to the logger
-	closed   bool // no more timers
+	telling  bool          // somebody is handing events to the logger
+	closed   bool          // no more timers
+	wake     chan struct{} // closed at the next change; nil if nobody waits
+	warm     bool          // there was a verdict of every backend once
 }
 
 // maxEvents bounds what waits for a logger that is slow; the oldest give way.
@@ -70,26 +81,40 @@ func (s *backendSet) ownsLocked(b *Backend) bool { return !b.removed.Load() }
 
 // takesRequests tells whether b may be given new requests if its health allows.
 func (b *Backend) takesRequests() bool {
-	return b.status.Load().State == Active && b.settings.Load().weight != NoWeight
+	return b.standing.Load().state == Active && b.settings.Load().weight != NoWeight
+}
+
+// part is what b takes part in the set as.
+func (b *Backend) part() part {
+	if b.settings.Load().weight == NoWeight {
+		return partNone
+	}
+	return b.standing.Load().part()
 }
 
 // replace makes targets the set. A backend whose name and endpoint stay is kept
 // with all its state.
 func (s *backendSet) replace(targets []parsed) {
 	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return
+	}
 	old := make(map[string]*Backend, len(s.backends))
 	for _, b := range s.backends {
 		old[b.name] = b
 	}
 	next := make([]*Backend, len(targets))
+	var joined []*Backend
 	for i, t := range targets {
 		if b := old[t.name]; b != nil && b.endpoint == t.endpoint {
 			delete(old, t.name)
-			b.configure(t.settings)
+			s.configureLocked(b, t.settings)
 			next[i] = b
 			continue
 		}
-		next[i] = newBackend(t, newConns(s.conns, t.endpoint, s.cfg, &s.panics), time.Now())
+		next[i] = s.newBackend(t)
+		joined = append(joined, next[i])
 		s.noteLocked(slog.LevelInfo, "backend added", slog.String("backend", t.name), slog.String("url", t.endpoint.url()))
 	}
 	gone := make([]*Backend, 0, len(old))
@@ -97,9 +122,8 @@ func (s *backendSet) replace(targets []parsed) {
 		if old[b.name] == b {
 			gone = append(gone, b)
 			s.noteLocked(slog.LevelInfo, "backend removed", slog.String("backend", b.name), slog.String("url", b.URL()))
-			if t := b.passive.timer; t != nil {
-				t.Stop()
-			}
+			b.passive.stop()
+			b.watch.end()
 			b.removed.Store(true)
 		}
 	}
@@ -107,8 +131,30 @@ func (s *backendSet) replace(targets []parsed) {
 	s.changes++
 	s.mu.Unlock()
 	s.publish()
+	if s.prober != nil {
+		s.prober.watchAll(joined)
+	}
 	for _, b := range gone {
 		b.retire()
+	}
+}
+
+func (s *backendSet) newBackend(t parsed) *Backend {
+	b := newBackend(t, newConns(s.conns, t.endpoint, s.cfg, &s.panics), time.Now())
+	if s.prober != nil {
+		b.watch = s.prober.newWatch(b)
+	}
+	return b
+}
+
+// configureLocked changes b's settings in place. What is known of a probe that is
+// sent elsewhere now means nothing: the next one decides.
+func (s *backendSet) configureLocked(b *Backend, to settings) {
+	was := b.settings.Load().health
+	b.configure(to)
+	if b.watch != nil && !was.equal(to.health) {
+		b.checks.fresh = true
+		b.watch.start(0)
 	}
 }
 
@@ -121,32 +167,52 @@ func (s *backendSet) setState(name string, state State) error {
 		return fmt.Errorf("lb: no backend is called %q", name)
 	}
 	b := s.backends[i]
-	st := b.Status()
-	if st.State != state {
-		st.State, st.Reason, st.Since = state, "set by the operator", time.Now()
-		s.setStatusLocked(b, st)
+	if was := b.standing.Load().state; was != state {
+		st := *b.standing.Load()
+		st.state, st.stateReason, st.stateSince = state, "set by the operator", time.Now()
+		s.setStandingLocked(b, st, st.stateReason)
+		s.watchStateLocked(b, was, state)
 	}
 	s.mu.Unlock()
 	s.publishIfChanged()
 	return nil
 }
 
-// setStatusLocked changes b's status and notes the change for the log.
-func (s *backendSet) setStatusLocked(b *Backend, st Status) {
-	was := b.Status()
-	b.status.Store(&st)
-	s.changes++
-	if was.String() == st.String() {
+// watchStateLocked stops the probes of a backend that is disabled, and begins them
+// anew once it is not: what they said before may long be wrong.
+func (s *backendSet) watchStateLocked(b *Backend, was, is State) {
+	switch {
+	case b.watch == nil:
+	case is == Disabled:
+		b.watch.pause()
+	case was == Disabled:
+		b.checks.fresh = true
+		b.watch.start(0)
+	}
+}
+
+// setStandingLocked changes how b stands and notes the change for the log.
+func (s *backendSet) setStandingLocked(b *Backend, now standing, reason string) {
+	was, is := b.Status(), now.status()
+	if b.standing.Load().part() != now.part() {
+		s.changes++
+	}
+	b.standing.Store(&now)
+	if was.String() == is.String() {
 		return // a change of health behind draining or disabled: of no effect yet
 	}
 	level := slog.LevelInfo
 	attrs := []slog.Attr{
 		slog.String("backend", b.name), slog.String("from", was.String()),
-		slog.String("to", st.String()), slog.String("reason", st.Reason),
+		slog.String("to", is.String()), slog.String("reason", reason),
 	}
-	if st.Health == HealthEjected && was.Health != HealthEjected {
+	if is.Health != was.Health && (is.Health == HealthEjected || is.Health == HealthUnhealthy) {
 		level = slog.LevelWarn
-		attrs = append(attrs, slog.Time("until", st.Until))
+	}
+	if is.Health == HealthEjected && was.Health != HealthEjected {
+		if !is.Until.IsZero() {
+			attrs = append(attrs, slog.Time("until", is.Until))
+		}
 		if err := b.lastErr.Load(); err != nil {
 			attrs = append(attrs, slog.String("error", *err))
 		}
@@ -157,10 +223,13 @@ func (s *backendSet) setStatusLocked(b *Backend, st Status) {
 // publishIfChanged publishes unless the current snapshot shows all changes.
 func (s *backendSet) publishIfChanged() {
 	s.mu.Lock()
-	stale := s.changes != s.shown
+	stale, untold := s.changes != s.shown, len(s.events) > 0
 	s.mu.Unlock()
-	if stale {
+	switch {
+	case stale:
 		s.publish()
+	case untold:
+		s.tell()
 	}
 }
 
@@ -175,15 +244,17 @@ func (s *backendSet) publish() {
 		s.mu.Unlock()
 
 		next.balancer = s.prepare(next.members)
-		next.resort = s.prepare(next.ejected)
+		next.degraded.balancer = s.prepare(next.degraded.backends)
+		next.ejected.balancer = s.prepare(next.ejected.backends)
 
 		s.mu.Lock()
 		if s.changes == changes {
 			if last := s.current.Load(); s.shown != changes || last == nil {
-				s.noteFailOpenLocked(last, next)
+				s.noteOutageLocked(last, next)
 				next.stamp()
 				s.current.Store(next)
 				s.shown = changes
+				s.wakeLocked()
 			}
 			s.mu.Unlock()
 			s.tell()
@@ -197,43 +268,59 @@ func (s *backendSet) publish() {
 // already filtered.
 func (s *backendSet) snapshotLocked() *snapshot {
 	n := &snapshot{all: s.backends}
+	var open []*Backend
+	spare := false // there are better than degraded ones
 	for _, b := range s.backends {
-		if !b.takesRequests() {
-			continue
+		if p := b.part(); p != partNone {
+			open = append(open, b)
+			spare = spare || p == partUsable
 		}
-		switch b.Status().Health {
-		case HealthUnknown:
+	}
+	for _, b := range open {
+		switch p := b.part(); {
+		case p == partUsable, p == partDegraded && !spare:
 			n.usable = append(n.usable, b)
 			n.members = append(n.members, b)
-		case HealthTrial:
+		case p == partDegraded:
+			n.degraded.backends = append(n.degraded.backends, b)
+		case p == partTrial:
 			n.trials = append(n.trials, trial{b, b.passive.trialFrom})
 			n.members = append(n.members, b)
-		case HealthEjected:
-			n.ejected = append(n.ejected, b)
+		case !s.cfg.failClosed:
+			n.ejected.backends = append(n.ejected.backends, b)
 		}
 	}
-	if len(n.usable) > 0 {
-		return n
+	if len(n.usable) == 0 && !s.cfg.failClosed {
+		return &snapshot{all: s.backends, members: open, usable: open, failOpen: true}
 	}
-	n.failOpen, n.trials, n.members, n.ejected = true, nil, nil, nil
-	for _, b := range s.backends {
-		if b.takesRequests() {
-			n.members = append(n.members, b)
-		}
-	}
-	n.usable = n.members
 	return n
 }
 
-// noteFailOpenLocked notes that the pool begins or ceases to use unusable backends.
-func (s *backendSet) noteFailOpenLocked(last, next *snapshot) {
-	was, is := last != nil && last.failsOpen(), next.failsOpen()
-	switch {
-	case is && !was:
-		s.noteLocked(slog.LevelError, "no backend is usable: failing open to unusable ones", slog.Int("backends", len(next.members)))
-	case was && !is:
-		s.noteLocked(slog.LevelInfo, "no longer failing open", slog.Int("usable", len(next.usable)))
+// noteOutageLocked notes that the pool has lost its last usable backend, and what it
+// does about that, or that it has one again.
+func (s *backendSet) noteOutageLocked(last, next *snapshot) {
+	was, is := "", next.outage()
+	if last != nil {
+		was = last.outage()
 	}
+	switch {
+	case is == was:
+	case is != "":
+		s.noteLocked(slog.LevelError, "no backend is usable: "+is, slog.Int("backends", len(next.all)))
+	default:
+		s.noteLocked(slog.LevelInfo, "backends are usable again", slog.Int("usable", len(next.usable)))
+	}
+}
+
+// outage says what is done with requests although no backend is usable, "" if one is.
+func (n *snapshot) outage() string {
+	switch {
+	case n.failsOpen():
+		return "failing open to unusable ones"
+	case len(n.usable) == 0:
+		return "refusing requests"
+	}
+	return ""
 }
 
 // failsOpen tells whether unusable backends are used.
@@ -307,14 +394,40 @@ func (s *backendSet) log(e event) {
 	s.cfg.logger.LogAttrs(context.Background(), e.level, e.text, e.attrs...)
 }
 
-// close stops the timers of all ejections.
+// wakeLocked tells those who wait for a change that there is one.
+func (s *backendSet) wakeLocked() {
+	if s.wake != nil {
+		close(s.wake)
+		s.wake = nil
+	}
+}
+
+// wakeAll makes those who wait for a change look again.
+func (s *backendSet) wakeAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.wakeLocked()
+}
+
+// close stops the timers of all ejections and all probes.
 func (s *backendSet) close() {
+	if s.prober != nil {
+		s.prober.stop()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
+	s.wakeLocked()
 	for _, b := range s.backends {
-		if t := b.passive.timer; t != nil {
-			t.Stop()
-		}
+		b.passive.stop()
+		b.watch.end()
 	}
+}
+
+// abandoned is how often a Checker was found not to have returned.
+func (s *backendSet) abandoned() int64 {
+	if s.prober == nil {
+		return 0
+	}
+	return s.prober.abandoned.Load()
 }

@@ -38,6 +38,11 @@ type Target struct {
 	// Host is the Host field to send. The default, empty, sends the client's;
 	// HostFromURL sends the host of URL.
 	Host string
+	// HealthURL is where to probe the target instead of at URL: http or https, with a
+	// host and an optional port. A path in it, with a query if you like, is asked for in
+	// place of HealthCheck.Path. HealthCheck.Port and Host of the target mean nothing
+	// then. Without active checks it has no effect. Empty means URL.
+	HealthURL string
 	// Metadata is for strategies and hooks; see Backend.Metadata.
 	Metadata map[string]string
 }
@@ -64,6 +69,40 @@ type endpoint struct {
 // url is the endpoint as a URL, and the default name of its target.
 func (e endpoint) url() string { return e.scheme + "://" + e.host + e.rawPrefix }
 
+// addr is the endpoint's host and port, to dial.
+func (e *endpoint) addr() string {
+	if _, port := hostPort(e.host); port != "" {
+		return e.host
+	}
+	return e.host + ":" + schemePort(e.scheme)
+}
+
+// setPort puts port in the place of the endpoint's own.
+func (e *endpoint) setPort(port int) {
+	host, _ := hostPort(e.host)
+	e.host = host
+	if p := strconv.Itoa(port); p != schemePort(e.scheme) {
+		e.host += ":" + p
+	}
+}
+
+// schemePort is the port of a URL without one.
+func schemePort(scheme string) string {
+	if scheme == "https" {
+		return "443"
+	}
+	return "80"
+}
+
+// hostPort cuts the port off a URL's host, which keeps its brackets.
+func hostPort(s string) (host, port string) {
+	i := strings.LastIndexByte(s, ':')
+	if i < 0 || strings.HasSuffix(s, "]") {
+		return s, ""
+	}
+	return s[:i], s[i+1:]
+}
+
 // parsed is a Target that was found to be right.
 type parsed struct {
 	name     string
@@ -76,6 +115,7 @@ type parsed struct {
 type settings struct {
 	weight   int
 	metadata map[string]string
+	health   *probeAddress // Target.HealthURL; nil without
 }
 
 func settingsOf(t Target) settings {
@@ -120,6 +160,11 @@ func parseTarget(t Target) (parsed, []error) {
 	if p.name == "" && err == nil {
 		p.name = e.url()
 	}
+	if t.HealthURL != "" {
+		if p.settings.health, err = parseHealthURL(t.HealthURL); err != nil {
+			faults = append(faults, fmt.Errorf("health %w", err))
+		}
+	}
 	if strings.ContainsFunc(t.Name, unicode.IsControl) {
 		faults = append(faults, fmt.Errorf("name %q: a name is printable text", t.Name))
 	}
@@ -135,6 +180,29 @@ func parseTarget(t Target) (parsed, []error) {
 // notInHost tells that r cannot stand in a Host field (RFC 9110, section 7.2).
 func notInHost(r rune) bool {
 	return r <= ' ' || r >= 0x7f || strings.ContainsRune(`/\@?#{}<>"^|*`+"`", r)
+}
+
+// parseHealthURL reads where a target is probed.
+func parseHealthURL(s string) (*probeAddress, error) {
+	base, query, asked := strings.Cut(s, "?")
+	e, err := parseEndpoint(base)
+	if err != nil {
+		return nil, err
+	}
+	a := &probeAddress{endpoint: e, path: e.rawPrefix}
+	a.prefix, a.rawPrefix = "", ""
+	if strings.HasSuffix(base, "/") || asked && a.path == "" {
+		a.path += "/" // which parseEndpoint takes for the same as none
+	}
+	if asked {
+		a.path += "?" + query
+	}
+	if a.path != "" {
+		if _, err := parsePath(a.path); err != nil {
+			return nil, fmt.Errorf("URL %q: %w", s, err)
+		}
+	}
+	return a, nil
 }
 
 // parseEndpoint reads the URL of a target. Its errors never show a password.
@@ -164,7 +232,7 @@ func parseEndpoint(s string) (endpoint, error) {
 		return endpoint{}, fmt.Errorf("URL %q: %w", shown, err)
 	}
 	host := strings.ToLower(u.Host)
-	if port := u.Port(); port == "80" && u.Scheme == "http" || port == "443" && u.Scheme == "https" {
+	if port := u.Port(); port == schemePort(u.Scheme) {
 		host = strings.TrimSuffix(host, ":"+port)
 	}
 	return endpoint{

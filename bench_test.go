@@ -32,7 +32,7 @@ func BenchmarkProxy(b *testing.B) {
 		for _, proxy := range []struct {
 			name string
 			make func(b *testing.B, backends []string) http.Handler
-		}{{"direct", nil}, {"bare", bareProxy}, {"lb", poolProxy}} {
+		}{{"direct", nil}, {"bare", bareProxy}, {"lb", poolProxy()}, {"lb-checked", poolProxy(checkEachSecond())}} {
 			b.Run(request.name+"/"+proxy.name, func(b *testing.B) {
 				addr := rawBackend(b)
 				if proxy.make != nil {
@@ -95,13 +95,20 @@ func (p *buffers) Get() []byte {
 
 func (p *buffers) Put(b []byte) { p.Pool.Put(&b) }
 
-func poolProxy(b *testing.B, backends []string) http.Handler {
-	p, err := lb.New(lb.Targets(backends...))
-	if err != nil {
-		b.Fatal(err)
+func poolProxy(opts ...lb.Option) func(*testing.B, []string) http.Handler {
+	return func(b *testing.B, backends []string) http.Handler {
+		p, err := lb.New(lb.Targets(backends...), opts...)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { p.Close() })
+		return p
 	}
-	b.Cleanup(func() { p.Close() })
-	return p
+}
+
+// checkEachSecond shows that active checks cost requests nothing.
+func checkEachSecond() lb.Option {
+	return lb.WithHealthCheck(lb.HealthCheck{Path: "/healthz", Interval: time.Second})
 }
 
 func serveOn(b *testing.B, h http.Handler) (addr string) {

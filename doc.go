@@ -26,8 +26,8 @@
 //	   │      pool closed: 503
 //	   ▼
 //	candidates       one snapshot of the set, already filtered: not draining or
-//	   │             disabled, not ejected, not tried by this request; on trial:
-//	   │             one request at a time
+//	   │             disabled, not unhealthy or ejected, not tried by this
+//	   │             request; on trial: one request at a time
 //	   ▼
 //	Balancer.Pick    the strategy chooses one of the candidates
 //	   │
@@ -44,6 +44,10 @@
 // The pool owns eligibility, a strategy only chooses: health, trial and what was
 // tried already are dealt with before [Balancer.Pick] is called, for strategies
 // of one's own as for those of this package.
+//
+// Two kinds of evidence decide whether a backend is healthy: what becomes of its
+// requests (see [PassiveHealth]) and, if asked for, probes (see [HealthCheck]). They
+// meet in one state, [Health], whose comment has the table of all transitions.
 //
 // A request is sent again only if that can do no harm: its method is idempotent,
 // or it carries an Idempotency-Key, or provably no byte of it left. See
@@ -63,6 +67,7 @@
 //	candidate  a backend that may be picked for this request, now
 //	attempt    one try of one request on one backend
 //	outcome    how an attempt ended
+//	probe      one active health check; what it says is a verdict
 //	eject      take a backend out because requests failed on it
 //	trial      the careful return after that
 //	drain      give no new requests and let the old ones end
@@ -87,9 +92,16 @@
 //	PassiveHealth.Failures          DefaultFailures               3
 //	PassiveHealth.Ejection          DefaultEjection               5s
 //	PassiveHealth.MaxEjection       DefaultMaxEjection            60s
+//	HealthCheck.Interval            DefaultCheckInterval          5s
+//	HealthCheck.FastInterval        DefaultFastCheckInterval      1s
+//	HealthCheck.Timeout             DefaultCheckTimeout           2s
+//	HealthCheck.Rise                DefaultRise                   2
+//	HealthCheck.Fall                DefaultFall                   3
 //
-// The strategy is [RoundRobin]. No status is retried. Nothing is logged. Proxies
-// in the environment are not used, and no header of a client is trusted.
+// The strategy is [RoundRobin]. No status is retried. There are no active checks
+// until [WithHealthCheck] or [WithChecker] asks for them. When no backend is usable,
+// the pool fails open. Nothing is logged. Proxies in the environment are not used, and
+// no header of a client is trusted.
 //
 // # Concurrency
 //
@@ -100,8 +112,8 @@
 // a target that keeps its name, URL and Host keeps its backend with health,
 // counters and connections, and a strategy keeps its position.
 //
-// Code of the user's ([Balancer], logger, error handler, transport) runs without
-// any lock held, concurrently, mostly on the request's goroutine. Panics in it are
+// Code of the user's ([Balancer], [Checker], logger, error handler, transport) runs
+// without any lock held, concurrently, mostly on the request's goroutine. Panics in it are
 // contained, but for those of the error handler: they go to the server, as those of
 // any handler.
 //

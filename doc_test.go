@@ -34,6 +34,11 @@ func defaults() map[string]any {
 		"DefaultFailures":              lb.DefaultFailures,
 		"DefaultEjection":              lb.DefaultEjection,
 		"DefaultMaxEjection":           lb.DefaultMaxEjection,
+		"DefaultCheckInterval":         lb.DefaultCheckInterval,
+		"DefaultFastCheckInterval":     lb.DefaultFastCheckInterval,
+		"DefaultCheckTimeout":          lb.DefaultCheckTimeout,
+		"DefaultRise":                  lb.DefaultRise,
+		"DefaultFall":                  lb.DefaultFall,
 	}
 }
 

@@ -189,7 +189,7 @@ func ExamplePool_Stats() {
 	}
 	// Output:
 	// shop round-robin 1 0
-	// failures in_flight name received_bytes requests retries sent_bytes since state url weight
+	// failures in_flight name received_bytes requests retries sent_bytes since state url usable weight
 }
 
 // Shutdown lets requests end before it closes the pool.
@@ -291,6 +291,7 @@ func ExampleWithLogger() {
 	// Output:
 	// level=INFO msg="backend added" backend=a pool=shop
 	// level=INFO msg="backend state changed" backend=a from=unknown to=disabled reason="set by the operator" pool=shop
+	// level=ERROR msg="no backend is usable: refusing requests" backends=1 pool=shop
 }
 
 // An http.Transport is a template for the connections to each backend.

@@ -45,6 +45,9 @@ func (g *gate) close() {
 	}
 }
 
+// closed tells whether the gate was shut.
+func (g *gate) closed() bool { return g.shut.Load() }
+
 // wait returns when nobody is inside of the closed gate, or with ctx's error.
 func (g *gate) wait(ctx context.Context) error {
 	select {

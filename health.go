@@ -1,33 +1,91 @@
 package lb
 
-// Health is what a pool holds of a backend. It decides who is a candidate:
+import "time"
+
+// Health is what a pool holds of a backend. It decides, together with the State
+// that the operator sets, who is a candidate. Two kinds of evidence move it, what
+// becomes of requests (PassiveHealth) and, if asked for, probes (HealthCheck):
 //
-//	health   candidate?                          becomes          when
-//	unknown  yes                                 ejected          failures in a row, see PassiveHealth
-//	ejected  no                                  trial            its time is up
-//	trial    for one request at a time           unknown          that request, or a later one, was answered
-//	                                             ejected, longer  that request, or a later one, failed
+//	health     candidate?              becomes     when
+//	unknown    yes                     healthy     the first probe passed (*)
+//	                                   unhealthy   the first probe failed
+//	                                   ejected     requests failed in a row
+//	healthy    yes                     unhealthy   Fall probes in a row failed
+//	                                   ejected     requests failed in a row
+//	degraded   when no better is       healthy     a probe passed (*)
+//	           untried                 unhealthy   Fall probes in a row failed
+//	                                   ejected     requests failed in a row
+//	draining   no                      healthy     a probe passed (*)
+//	                                   unhealthy   Fall probes in a row failed
+//	unhealthy  no                      healthy     Rise probes in a row passed (*)
+//	ejected    no                      healthy     a probe passed (*)
+//	                                   unhealthy   Fall probes in a row failed
+//	                                   trial       its time is up
+//	trial      for one request at a    before      a request was answered
+//	           time                    healthy     a probe passed (*)
+//	                                   ejected     a request failed; for longer
+//	                                   unhealthy   Fall probes in a row failed
 //
-// The last usable backend is never ejected. Should none be usable all the same,
-// because the operator took the others out, the pool fails open: every backend
-// that is neither draining nor disabled is a candidate, whatever its health.
+// (*) Or degraded, or draining, if that is what the probe's Verdict said; these
+// three change into one another with each probe that says so. "before" is what the
+// last verdict said, or unknown without one. With PassiveHealth.RecoverByProbe an
+// ejection has no end of its own, so that there is no trial. A probe that was sent
+// before the ejection does not end it, nor does any probe if one has ended the last
+// ejection and requests that reached the backend failed again within
+// PassiveHealth.MaxEjection: it does not see what is wrong.
+//
+// The last usable backend is never ejected, but probes may take it out. When none
+// is usable, the pool fails open: every backend that is neither draining nor
+// disabled is a candidate, whatever its health, and one that was ejected returns
+// once it has answered a request. See WithFailClosed for the opposite.
 type Health uint8
 
 // The kinds of health.
 const (
-	// HealthUnknown is a backend that nothing speaks against. It is usable.
+	// HealthUnknown is a backend of which nothing is known yet. It is usable.
 	HealthUnknown Health = iota
-	// HealthEjected is a backend that was taken out because it failed.
+	// HealthHealthy is a backend whose probes pass.
+	HealthHealthy
+	// HealthDegraded is a backend whose probe asks to be spared: it gets requests
+	// that no other backend can take.
+	HealthDegraded
+	// HealthDraining is a backend whose probe asks for no new requests. Those under
+	// way go on to their end.
+	HealthDraining
+	// HealthUnhealthy is a backend whose probes fail.
+	HealthUnhealthy
+	// HealthEjected is a backend that was taken out because requests failed on it.
 	HealthEjected
 	// HealthTrial is a backend whose ejection is over and that has yet to show
 	// that it works again.
 	HealthTrial
 )
 
-var healthNames = [...]string{"unknown", "ejected", "trial"}
+var healthNames = [...]string{"unknown", "healthy", "degraded", "draining", "unhealthy", "ejected", "trial"}
 
 // String returns the health as one lower-case word.
 func (h Health) String() string { return nameIn(healthNames[:], int(h)) }
 
 // MarshalText makes it the word of String in JSON and in logs.
 func (h Health) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
+
+// usable tells whether a backend of this health takes requests like any other.
+func (h Health) usable() bool {
+	return h == HealthUnknown || h == HealthHealthy || h == HealthDegraded
+}
+
+// takenOut tells whether passive evidence keeps a backend of this health away from
+// most requests, so that one which is answered is news.
+func (h Health) takenOut() bool { return h == HealthEjected || h == HealthTrial }
+
+// setHealthLocked moves b to another health and forgets what counted in the old
+// one, unless it is usable in both: a probe's word on how well it works does not
+// undo what requests have shown. until is the end of an ejection.
+func (s *backendSet) setHealthLocked(b *Backend, h Health, reason string, until time.Time) {
+	st := *b.standing.Load()
+	if !st.health.usable() || !h.usable() {
+		b.passive.reset()
+	}
+	st.health, st.reason, st.since, st.until = h, reason, time.Now(), until
+	s.setStandingLocked(b, st, reason)
+}

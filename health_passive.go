@@ -27,7 +27,10 @@ const (
 // is answered. Ejections are counted anew once a backend was in for MaxEjection.
 //
 // The last usable backend is never ejected. Failures of dials may eject all
-// others; other failures at most half of the pool, but one of two or three.
+// others; other failures at most half of the pool, but one of two or three. What a
+// probe has taken out counts as out.
+//
+// With active checks (see HealthCheck) a probe that passes ends an ejection at once.
 //
 // The zero value means the defaults.
 type PassiveHealth struct {
@@ -41,9 +44,16 @@ type PassiveHealth struct {
 	// DefaultMaxEjection or Ejection, whichever is longer; a value below
 	// Ejection is an error.
 	MaxEjection time.Duration
+	// RecoverByProbe lets only a probe that passes bring an ejected backend back, not
+	// the time nor a request: then Ejection and MaxEjection mean nothing. It needs
+	// active checks; without them it is an error. The default is false.
+	RecoverByProbe bool
 }
 
 func (h *PassiveHealth) fill(c *config) {
+	if h.RecoverByProbe && c.check == nil {
+		c.faultf("PassiveHealth.RecoverByProbe needs probes: add WithHealthCheck or WithChecker")
+	}
 	if h.Failures == 0 {
 		h.Failures = DefaultFailures
 	}
@@ -86,9 +96,32 @@ type passive struct {
 
 	// The following is guarded by the mu of the backendSet.
 	ejections int         // in a row
-	back      time.Time   // when the last ejection ended
+	back      time.Time   // when the last ejection ended; zero during one
+	since     uint32      // the epoch of the last ejection
+	byProbe   bool        // a probe ended it
+	blind     bool        // probes do not see what is wrong: they passed, and requests failed again
 	trialFrom time.Time   // when the trial began
 	timer     *time.Timer // ends the ejection
+}
+
+// reset forgets what counted in the health that ends.
+func (p *passive) reset() {
+	p.inRow.Store(0)
+	p.cuts.Store(0)
+	p.epoch.Add(1)
+	p.stop()
+}
+
+// forget clears the history of ejections.
+func (p *passive) forget() {
+	p.ejections, p.back, p.byProbe, p.blind = 0, time.Time{}, false, false
+}
+
+func (p *passive) stop() {
+	if p.timer != nil {
+		p.timer.Stop()
+		p.timer = nil
+	}
 }
 
 // learn draws the consequences of one outcome for b's health. epoch is b's when
@@ -108,7 +141,7 @@ func (s *backendSet) learn(b *Backend, epoch uint32, trial bool, o *Outcome) {
 	if whole := o.Stage == StageDone; whole == o.Final && row.Load() != 0 {
 		row.Store(0) // an answer whose reader has had enough says nothing about its end
 	}
-	if b.status.Load().Health != HealthUnknown {
+	if b.standing.Load().health.takenOut() {
 		s.learnReturn(b, epoch, trial)
 	}
 }
@@ -117,16 +150,22 @@ func (s *backendSet) learn(b *Backend, epoch uint32, trial bool, o *Outcome) {
 // open, after the state that put it out.
 func (s *backendSet) learnReturn(b *Backend, epoch uint32, trial bool) {
 	s.mu.Lock()
-	health := b.Status().Health
-	news := b.passive.epoch.Load() == epoch && s.ownsLocked(b)
-	if !news || health == HealthUnknown || (health == HealthTrial && !trial && !s.current.Load().failOpen) {
+	health := b.standing.Load().health
+	news := b.passive.epoch.Load() == epoch && s.ownsLocked(b) && health.takenOut()
+	if !news || s.cfg.passive.RecoverByProbe || (health == HealthTrial && !trial && !s.current.Load().failOpen) {
 		s.mu.Unlock()
 		return
 	}
-	b.passive.back = time.Now()
-	s.setHealthLocked(b, HealthUnknown, "answered a request", time.Time{})
+	s.endEjectionLocked(b, "answered a request", false)
 	s.mu.Unlock()
 	s.publish()
+}
+
+// endEjectionLocked gives b back the health that its last verdict says, unknown
+// without one.
+func (s *backendSet) endEjectionLocked(b *Backend, reason string, byProbe bool) {
+	b.passive.back, b.passive.byProbe = time.Now(), byProbe
+	s.setHealthLocked(b, b.checks.health(), reason, time.Time{})
 }
 
 // learnFailure counts one failure of b and ejects it if that was one too many.
@@ -149,11 +188,12 @@ func (s *backendSet) learnFailure(b *Backend, epoch uint32, trial bool, o *Outco
 	if b.passive.epoch.Load() != epoch || !s.ownsLocked(b) || s.closed {
 		return
 	}
-	switch health := b.Status().Health; {
+	dial := o.Stage <= StageTLS
+	switch health := b.standing.Load().health; {
 	case health == HealthTrial && trial:
-		s.ejectLocked(b, fmt.Sprintf("failed on trial: %s: %s", o.Stage, o.Cause))
-	case health == HealthUnknown && s.mayEjectLocked(o.Stage <= StageTLS):
-		s.ejectLocked(b, fmt.Sprintf("failures in a row: %d, the last: %s: %s", n, o.Stage, o.Cause))
+		s.ejectLocked(b, fmt.Sprintf("failed on trial: %s: %s", o.Stage, o.Cause), dial)
+	case health.usable() && s.mayEjectLocked(dial):
+		s.ejectLocked(b, fmt.Sprintf("failures in a row: %d, the last: %s: %s", n, o.Stage, o.Cause), dial)
 	}
 }
 
@@ -167,7 +207,7 @@ func (s *backendSet) mayEjectLocked(dial bool) bool {
 			continue
 		}
 		members++
-		if b.Status().Health == HealthUnknown {
+		if b.standing.Load().health.usable() {
 			usable++
 		}
 	}
@@ -177,23 +217,41 @@ func (s *backendSet) mayEjectLocked(dial bool) bool {
 	return dial || members-usable+1 <= max(1, members/2)
 }
 
-func (s *backendSet) ejectLocked(b *Backend, reason string) {
+// ejectLocked takes b out. dial tells that it could not be reached, which a probe
+// sees too.
+func (s *backendSet) ejectLocked(b *Backend, reason string, dial bool) {
 	now := time.Now()
 	p := &b.passive
-	if p.ejections > 0 && !p.back.IsZero() && now.Sub(p.back) >= s.cfg.passive.MaxEjection {
-		p.ejections = 0
+	if !p.back.IsZero() && now.Sub(p.back) >= s.cfg.passive.MaxEjection {
+		p.forget()
 	}
+	p.blind = !dial && (p.blind || p.byProbe)
 	p.ejections++
-	p.back = time.Time{}
+	p.back, p.byProbe = time.Time{}, false
+	b.watch.hurry()
+	if s.cfg.passive.RecoverByProbe {
+		s.setHealthLocked(b, HealthEjected, reason, time.Time{})
+		p.since = p.epoch.Load()
+		return
+	}
 	d := s.cfg.passive.ejection(p.ejections, rand.Float64())
 	s.setHealthLocked(b, HealthEjected, reason, now.Add(d))
-	epoch := p.epoch.Load()
+	p.since = p.epoch.Load()
+	epoch := p.since
 	p.timer = time.AfterFunc(d, func() {
 		if s.work.enter() {
 			defer s.work.leave()
 			s.beginTrial(b, epoch)
 		}
 	})
+}
+
+// refutesLocked tells whether a probe that began with epoch and passes shows that b can be
+// taken in again.
+func (s *backendSet) refutesLocked(b *Backend, epoch uint32) bool {
+	p := &b.passive
+	sentSince := int32(epoch-p.since) >= 0 // epochs may wrap
+	return sentSince && (!p.blind || s.cfg.passive.RecoverByProbe)
 }
 
 // beginTrial ends the ejection that began with epoch.
@@ -205,19 +263,4 @@ func (s *backendSet) beginTrial(b *Backend, epoch uint32) {
 	}
 	s.mu.Unlock()
 	s.publishIfChanged()
-}
-
-// setHealthLocked moves b to another health and forgets what counted in the old
-// one.
-func (s *backendSet) setHealthLocked(b *Backend, h Health, reason string, until time.Time) {
-	b.passive.inRow.Store(0)
-	b.passive.cuts.Store(0)
-	b.passive.epoch.Add(1)
-	if t := b.passive.timer; t != nil {
-		t.Stop()
-		b.passive.timer = nil
-	}
-	st := b.Status()
-	st.Health, st.Reason, st.Until, st.Since = h, reason, until, time.Now()
-	s.setStatusLocked(b, st)
 }

@@ -39,7 +39,8 @@ type Pool struct {
 
 // New returns a pool of targets with the given options. It reports everything
 // that is wrong with either in one error, which names each value; then no pool
-// is made. No backend is contacted until the first request.
+// is made. Without active checks (see HealthCheck) no backend is contacted until the
+// first request; see Ready for how to wait for their verdicts.
 func New(targets []Target, opts ...Option) (*Pool, error) {
 	list, errTargets := parseTargets(targets)
 	cfg, errOptions := newConfig(opts)
@@ -55,6 +56,9 @@ func New(targets []Target, opts ...Option) (*Pool, error) {
 	p.silent = log.New(io.Discard, "", 0)
 	p.scratch.New = func() any { return new([]*Backend) }
 	p.learner, _ = cfg.balancer.(Learner)
+	if cfg.check != nil {
+		p.set.prober = newProber(&p.set, cfg)
+	}
 	p.set.replace(list)
 	return p, nil
 }
@@ -172,6 +176,7 @@ func (p *Pool) Shutdown(ctx context.Context) error {
 		return nil
 	}
 	p.requests.close()
+	p.set.wakeAll()
 	err := p.requests.wait(ctx)
 	p.Close()
 	return err
@@ -180,8 +185,8 @@ func (p *Pool) Shutdown(ctx context.Context) error {
 // Close ends the pool at once: new requests are refused, requests under way lose
 // their connections, and timers stop. It returns when every goroutine of the
 // pool's own has ended, always nil. Code of the user's that goes on for more than
-// a second after it was told to end (a request body in Read, a logger) is not
-// waited for; nor are requests under way on a RoundTripper of the user's. Calls
+// a second after it was told to end (a request body in Read, a Checker, a logger) is
+// not waited for; nor are requests under way on a RoundTripper of the user's. Calls
 // after the first do nothing. Shutdown lets requests end first.
 func (p *Pool) Close() error {
 	p.down.Store(true)

@@ -111,14 +111,14 @@ func (p *Pool) fail(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 // retryAfter is when it may be worth asking again, in whole seconds: when the
-// first ejection ends, at least 1 and at most 30.
+// first backend may be back, at least 1 and at most 30.
 func (p *Pool) retryAfter() int {
 	const soonest, latest = 1, 30
 	seconds := math.Inf(1)
 	now := time.Now()
 	for _, b := range p.set.current.Load().all {
-		if until := b.Status().Until; b.takesRequests() && !until.IsZero() {
-			seconds = min(seconds, math.Ceil(until.Sub(now).Seconds()))
+		if back := b.mayReturn(); b.takesRequests() && !back.IsZero() {
+			seconds = min(seconds, math.Ceil(back.Sub(now).Seconds()))
 		}
 	}
 	if math.IsInf(seconds, 1) {

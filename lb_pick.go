@@ -26,7 +26,7 @@ type picked struct {
 // path filters again.
 func (c *call) pick() (picked, error) {
 	snap := c.pool.set.current.Load()
-	if len(snap.usable) == 0 {
+	if len(snap.members) == 0 {
 		return picked{}, snap.whyNone()
 	}
 	if len(snap.trials) == 0 && len(c.tried) == 0 {
@@ -40,11 +40,14 @@ func (c *call) pick() (picked, error) {
 }
 
 // whyNone is ErrNoBackend with the reason why nobody may be picked.
-func (n *snapshot) whyNone() error {
+func (n *snapshot) whyNone() error { return fmt.Errorf("%w: %s", ErrNoBackend, tally(n.all)) }
+
+// tally says how many backends are in which state, without names.
+func tally(backends []*Backend) string {
 	counts := map[string]int{}
-	for _, b := range n.all {
+	for _, b := range backends {
 		word := b.Status().String()
-		if b.Status().State == Active {
+		if b.Status().State == Active && b.settings.Load().weight == NoWeight {
 			word = "without weight"
 		}
 		counts[word]++
@@ -53,7 +56,7 @@ func (n *snapshot) whyNone() error {
 	for _, word := range slices.Sorted(maps.Keys(counts)) {
 		words = append(words, fmt.Sprintf("%d %s", counts[word], word))
 	}
-	return fmt.Errorf("%w: of %d targets %s", ErrNoBackend, len(n.all), strings.Join(words, ", "))
+	return fmt.Sprintf("of %d targets %s", len(backends), strings.Join(words, ", "))
 }
 
 // unwanted is ErrNoBackend because the strategy chose none of candidates.
@@ -69,7 +72,7 @@ func (c *call) pickFiltered(snap *snapshot) (picked, error) {
 		candidates, strategy := c.candidates(snap, (*scratch)[:0])
 		*scratch = candidates[:0]
 		if len(candidates) == 0 {
-			return picked{}, ErrNoBackend
+			return picked{}, snap.whyNone()
 		}
 		b := c.pool.choose(c.in, snap, strategy, candidates)
 		if b == nil {
@@ -85,9 +88,9 @@ func (c *call) pickFiltered(snap *snapshot) (picked, error) {
 }
 
 // candidates appends to list who may be picked, the best kind that there is:
-// first those that are usable or on trial, then any on trial, then the ejected,
-// all of them untried; at last the tried. It also returns the strategy that was
-// prepared for those.
+// first those that are usable or on trial, then the degraded, then any on trial, then
+// the ejected, all of them untried; at last the tried. It also returns the strategy
+// that was prepared for those.
 func (c *call) candidates(snap *snapshot, list []*Backend) ([]*Backend, Balancer) {
 	now := time.Now()
 	take := func(from []*Backend, fits func(*Backend) bool) bool {
@@ -108,10 +111,14 @@ func (c *call) candidates(snap *snapshot, list []*Backend) ([]*Backend, Balancer
 		return untried(b) && t != nil && t.free()
 	}
 	switch {
-	case take(snap.members, suits), take(snap.members, onTrial):
+	case take(snap.members, suits):
 		return list, snap.balancer
-	case take(snap.ejected, untried):
-		return list, snap.resort
+	case take(snap.degraded.backends, untried):
+		return list, snap.degraded.balancer
+	case take(snap.members, onTrial):
+		return list, snap.balancer
+	case take(snap.ejected.backends, untried):
+		return list, snap.ejected.balancer
 	}
 	take(snap.usable, c.hasTried)
 	return list, snap.balancer
@@ -121,7 +128,8 @@ func (c *call) candidates(snap *snapshot, list []*Backend) ([]*Backend, Balancer
 func (c *call) anyUntried() bool {
 	snap := c.pool.set.current.Load()
 	untried := func(b *Backend) bool { return !c.hasTried(b) }
-	return slices.ContainsFunc(snap.usable, untried) || slices.ContainsFunc(snap.ejected, untried) ||
+	return slices.ContainsFunc(snap.usable, untried) ||
+		slices.ContainsFunc(snap.degraded.backends, untried) || slices.ContainsFunc(snap.ejected.backends, untried) ||
 		slices.ContainsFunc(snap.trials, func(t trial) bool { return t.free() && untried(t.backend) })
 }
 
@@ -171,7 +179,7 @@ func (p *Pool) stepIn(candidates []*Backend) *Backend {
 // isCandidate tells whether b is one of candidates, by a mark where that proves
 // it: candidates is then the list that b was marked as a part of.
 func isCandidate(b *Backend, snap *snapshot, candidates []*Backend) bool {
-	if &candidates[0] == &snap.usable[0] && b.published.Load() == snap {
+	if b.published.Load() == snap && &candidates[0] == &snap.usable[0] {
 		return true
 	}
 	return slices.Contains(candidates, b)

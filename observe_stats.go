@@ -34,6 +34,11 @@ type Stats struct {
 	// panics; Panics counts all panics of user code that were contained.
 	BadPicks int64 `json:"bad_picks"`
 	Panics   int64 `json:"panics"`
+	// Abandoned counts probes that could not be sent because a Checker had not
+	// returned from the one before, whose time was up.
+	Abandoned int64 `json:"abandoned"`
+	// Usable is how many backends take requests like any other; see Status.Usable.
+	Usable int `json:"usable"`
 	// FailOpen tells that no backend is usable and unusable ones are used.
 	FailOpen bool `json:"fail_open"`
 	// Backends has one entry per target, in their order.
@@ -45,14 +50,17 @@ type BackendStats struct {
 	Name string `json:"name"`
 	URL  string `json:"url"`
 	// State is one word: draining or disabled if the operator said so, else the
-	// health: unknown, ejected or trial. Reason says why, Since when it began.
+	// Health: unknown, healthy, degraded, draining, unhealthy, ejected or trial.
+	// Reason says why, Since when it began.
 	State  string    `json:"state"`
 	Reason string    `json:"reason,omitempty"`
 	Since  time.Time `json:"since"`
 	// Until is when an ejection ends.
-	Until    time.Time `json:"until,omitzero"`
-	Weight   int       `json:"weight"`
-	InFlight int64     `json:"in_flight"`
+	Until time.Time `json:"until,omitzero"`
+	// Usable tells whether it takes requests like any other; see Status.Usable.
+	Usable   bool  `json:"usable"`
+	Weight   int   `json:"weight"`
+	InFlight int64 `json:"in_flight"`
 	// Requests counts attempts, Retries those of them that were a request's
 	// second or later, Failures those that failed by the backend's fault.
 	Requests int64 `json:"requests"`
@@ -63,6 +71,31 @@ type BackendStats struct {
 	ReceivedBytes int64 `json:"received_bytes"`
 	// LastError is the text of the last failure; it may name addresses.
 	LastError string `json:"last_error,omitempty"`
+	// Probe is what active checks have found; nil without any yet.
+	Probe *ProbeStats `json:"probe,omitempty"`
+}
+
+// ProbeStats is what is known of the probes of one backend. Probes count neither as
+// requests nor as failures of those.
+type ProbeStats struct {
+	// Verdict is what the last probe said: healthy, unhealthy, degraded or drain;
+	// "none" if it could not be sent for want of files, ports or buffers here. Error
+	// is its reason, and may name addresses.
+	Verdict string `json:"verdict"`
+	Error   string `json:"error,omitempty"`
+	// InARow counts the probes in a row that have passed as the last one did or, if
+	// it failed, have failed.
+	InARow int `json:"in_a_row"`
+	// At is when the last probe ended, Latency how long it took; in JSON it is in
+	// nanoseconds.
+	At      time.Time     `json:"at"`
+	Latency time.Duration `json:"latency_ns"`
+	// Next is when the next one is due; zero while one is under way, and for a
+	// backend that is disabled.
+	Next time.Time `json:"next,omitzero"`
+	// Count counts all probes, Failures those of them that failed.
+	Count    int64 `json:"count"`
+	Failures int64 `json:"failures"`
 }
 
 // totals counts what no single backend stands for.
@@ -104,6 +137,7 @@ func (p *Pool) Stats() Stats {
 		ReplayBytes:  p.memory.used.Load(),
 		BadPicks:     p.totals.badPicks.Load(),
 		Panics:       p.set.panics.count.Load(),
+		Abandoned:    p.set.abandoned(),
 		FailOpen:     snap.failsOpen(),
 		Backends:     make([]BackendStats, len(snap.all)),
 	}
@@ -111,6 +145,9 @@ func (p *Pool) Stats() Stats {
 		st := b.stats()
 		s.Backends[i] = st
 		s.InFlight += st.InFlight
+		if st.Usable {
+			s.Usable++
+		}
 		s.Retries += st.Retries
 	}
 	return s
@@ -120,7 +157,7 @@ func (b *Backend) stats() BackendStats {
 	st := b.Status()
 	s := BackendStats{
 		Name: b.name, URL: b.URL(),
-		State: st.String(), Reason: st.Reason, Since: st.Since, Until: st.Until,
+		State: st.String(), Reason: st.Reason, Since: st.Since, Until: st.Until, Usable: st.Usable(),
 		Weight:   b.settings.Load().weight,
 		InFlight: b.inFlight.Load(),
 		Requests: b.requests.Load(), Failures: b.failures.Load(), Retries: b.retries.Load(),
@@ -128,6 +165,11 @@ func (b *Backend) stats() BackendStats {
 	}
 	if text := b.lastErr.Load(); text != nil {
 		s.LastError = *text
+	}
+	if probe := b.checks.latest.Load(); probe != nil {
+		copied := *probe
+		copied.Next = b.watch.next()
+		s.Probe = &copied
 	}
 	return s
 }

@@ -52,6 +52,17 @@ const (
 	// as long, at most DefaultMaxEjection.
 	DefaultEjection    = 5 * time.Second
 	DefaultMaxEjection = 60 * time.Second
+
+	// DefaultCheckInterval is the time from one probe of a backend to the next.
+	DefaultCheckInterval = 5 * time.Second
+	// DefaultFastCheckInterval takes its place while the backend is not in order.
+	DefaultFastCheckInterval = time.Second
+	// DefaultCheckTimeout bounds one probe.
+	DefaultCheckTimeout = 2 * time.Second
+	// DefaultRise is how many probes in a row bring an unhealthy backend back.
+	DefaultRise = 2
+	// DefaultFall is how many failed probes in a row take a backend out.
+	DefaultFall = 3
 )
 
 // Option changes one setting of a Pool. Options are made by the With functions
@@ -68,7 +79,10 @@ func (f optionFunc) apply(c *config) { f(c) }
 type config struct {
 	name         string
 	balancer     Balancer
+	check        *HealthCheck // nil without active checks
+	checker      Checker
 	passive      PassiveHealth
+	failClosed   bool
 	retry        RetryPolicy
 	timeouts     Timeouts
 	transport    http.RoundTripper
@@ -97,10 +111,31 @@ func newConfig(opts []Option) (*config, error) {
 	if c.errorHandler == nil {
 		c.errorHandler = replyError
 	}
+	c.fillChecks()
 	c.passive.fill(c)
 	c.retry.fill(c)
 	c.timeouts.fill(c)
 	return c, errors.Join(c.faults...)
+}
+
+// fillChecks settles who probes, if anybody does.
+func (c *config) fillChecks() {
+	if c.check == nil {
+		if c.checker == nil {
+			return
+		}
+		c.check = new(HealthCheck)
+	}
+	switch _, ours := c.transport.(*http.Transport); {
+	case c.checker != nil && (c.check.Path != "" || c.check.asksHTTP()):
+		c.faultf("WithChecker and WithHealthCheck both say what to ask: set only the port, intervals, Timeout, Rise and Fall of HealthCheck beside a Checker")
+	case c.checker == nil && c.check.Path == "" && c.transport != nil && !ours:
+		c.faultf("HealthCheck.Path is empty, but WithTransport has a %T, over which no connections can be opened: set a Path", c.transport)
+	}
+	c.check.fill(c)
+	if c.checker == nil {
+		c.checker = CheckerFunc(c.check.check)
+	}
 }
 
 func (c *config) faultf(format string, args ...any) {
@@ -123,6 +158,38 @@ func WithBalancer(b Balancer) Option {
 		}
 		c.balancer = b
 	})
+}
+
+// WithHealthCheck makes the pool probe its backends, as h says, from New until Close.
+// Without it, and without WithChecker, none is probed.
+func WithHealthCheck(h HealthCheck) Option {
+	return optionFunc(func(c *config) {
+		check := h // which each pool completes for itself
+		c.check = &check
+	})
+}
+
+// WithChecker makes the pool probe its backends with a Checker of the user's, at the
+// times that HealthCheck sets; without WithHealthCheck beside it these are the
+// defaults. What HealthCheck has about the request must not be set then.
+func WithChecker(checker Checker) Option {
+	return optionFunc(func(c *config) {
+		if isNil(checker) {
+			c.faultf("WithChecker: the Checker is nil: leave the option out for the probes of WithHealthCheck")
+			return
+		}
+		c.checker = checker
+	})
+}
+
+// WithFailClosed keeps requests from backends that are not usable even if none is:
+// such a request is answered with 503 and Retry-After at once, without asking
+// anybody; its error wraps ErrNoBackend. By default the pool fails open: it uses
+// what it has, because checks that fail everywhere are more likely wrong than right.
+//
+// A backend on trial still gets its one request at a time, or it could not return.
+func WithFailClosed() Option {
+	return optionFunc(func(c *config) { c.failClosed = true })
 }
 
 // WithPassiveHealth sets how a backend is taken out because of what happened to

@@ -169,9 +169,17 @@ func TestReadmePathsExist(t *testing.T) {
 
 // TestReadmeExamplesExist holds the examples that README.md names to the code.
 func TestReadmeExamplesExist(t *testing.T) {
-	text, err := os.ReadFile("example_test.go")
+	files, err := filepath.Glob("example*_test.go")
 	if err != nil {
 		t.Fatal(err)
+	}
+	var text []byte
+	for _, file := range files {
+		part, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = append(text, part...)
 	}
 	names := regexp.MustCompile("`(Example\\w*)`").FindAllStringSubmatch(readme(t), -1)
 	if len(names) < 10 {
@@ -179,7 +187,7 @@ func TestReadmeExamplesExist(t *testing.T) {
 	}
 	for _, m := range names {
 		if !strings.Contains(string(text), "func "+m[1]+"()") {
-			t.Errorf("README.md names %s, which is not in example_test.go", m[1])
+			t.Errorf("README.md names %s, which no file of examples has", m[1])
 		}
 	}
 }

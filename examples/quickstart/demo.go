@@ -18,12 +18,16 @@ import (
 	"example.com/lb"
 )
 
+// probePath is where servers tell whether they are well.
+const probePath = "/healthz"
+
 // server is an HTTP server that answers with its name and what it was sent. It
 // can be killed and started again on the same address.
 type server struct {
 	name  string
 	addr  string
 	delay atomic.Int64 // a time.Duration
+	ill   atomic.Bool  // fails its probe
 	http  *http.Server
 }
 
@@ -49,6 +53,12 @@ func (s *server) listen(addr string) error {
 func (s *server) kill() { s.http.Close() }
 
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == probePath {
+		if s.ill.Load() {
+			http.Error(w, "not well", http.StatusServiceUnavailable)
+		}
+		return
+	}
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -249,8 +259,8 @@ func (d *demo) paint(code, text string) string {
 
 func (d *demo) paintState(state string) string {
 	switch state {
-	case "unknown":
-		return d.paint("32", "usable") // green: nothing speaks against it
+	case "unknown", "healthy":
+		return d.paint("32", state) // green: usable
 	case "trial":
 		return d.paint("33", state) // yellow
 	}

@@ -4,13 +4,14 @@
 //
 //	$ go run ./examples/quickstart
 //	1. rotation: 9 requests, one after the other
-//	2. c is killed while 4 workers send GET and POST: no request fails
-//	3. c comes back: ejected, on trial, in again
-//	4. c is slow: two strategies side by side
-//	done: 5650 requests, 0 failed
+//	2. b lives but fails its probe: it leaves, and comes back
+//	3. c is killed while 4 workers send GET and POST: no request fails
+//	4. c comes back: ejected, on trial, in again
+//	5. c is slow: two strategies side by side
+//	done: 7650 requests, 0 failed
 //
 // Each part also prints a table. It ends with an error unless all requests were
-// answered and c came back.
+// answered and both came back.
 package main
 
 import (
@@ -26,8 +27,9 @@ import (
 const (
 	workers   = 4
 	serveTime = 2 * time.Millisecond  // of a server in order
-	slowTime  = 80 * time.Millisecond // of c in part 4
+	slowTime  = 80 * time.Millisecond // of c in part 5
 	ejection  = time.Second
+	probing   = 100 * time.Millisecond // from one probe to the next; the default is 5 s
 )
 
 func main() {
@@ -42,7 +44,7 @@ func main() {
 	}
 }
 
-// run starts the servers and shows the four parts.
+// run starts the servers and shows the five parts.
 func (d *demo) run() error {
 	var targets []lb.Target
 	for _, name := range []string{"a", "b", "c"} {
@@ -54,13 +56,16 @@ func (d *demo) run() error {
 		d.servers = append(d.servers, s)
 		targets = append(targets, lb.Target{Name: name, URL: "http://" + s.addr})
 	}
-	f, err := d.newFront(targets, lb.RoundRobin())
+	f, err := d.newFront(targets)
 	if err != nil {
 		return err
 	}
 	defer f.close()
 
 	d.rotation(f)
+	if err := d.probe(targets); err != nil {
+		return err
+	}
 	d.kill(f)
 	if err := d.comeBack(f); err != nil {
 		return err
@@ -69,13 +74,13 @@ func (d *demo) run() error {
 }
 
 // newFront puts a pool in front of targets, behind a listener of its own.
-func (d *demo) newFront(targets []lb.Target, strategy lb.Balancer) (*front, error) {
-	pool, err := lb.New(targets,
-		lb.WithBalancer(strategy),
+func (d *demo) newFront(targets []lb.Target, opts ...lb.Option) (*front, error) {
+	opts = append([]lb.Option{
 		// Short, so that the return can be seen; the defaults are 5 s and 60 s.
 		lb.WithPassiveHealth(lb.PassiveHealth{Ejection: ejection, MaxEjection: 2 * ejection}),
 		lb.WithLogger(d.logger()),
-	)
+	}, opts...)
+	pool, err := lb.New(targets, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -94,9 +99,42 @@ func (d *demo) rotation(f *front) {
 	d.table(f)
 }
 
+// probe makes b fail its probe, and pass it again, while it answers all else. The pool
+// is one that probes.
+func (d *demo) probe(targets []lb.Target) error {
+	f, err := d.newFront(targets, lb.WithHealthCheck(lb.HealthCheck{Path: probePath, Interval: probing}))
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	d.begin(f, "2. b lives but fails its probe: it leaves, and comes back")
+	if err := d.await(f, 1, lb.HealthHealthy); err != nil {
+		return err
+	}
+	stop := d.traffic(f.url)
+	defer stop()
+	d.servers[1].ill.Store(true)
+	d.event("b", "fails its probe from now on, and answers everything else")
+	if err := d.await(f, 1, lb.HealthUnhealthy); err != nil {
+		return err
+	}
+	time.Sleep(probing)
+	before := d.answered("b")
+	time.Sleep(5 * probing)
+	d.event("b", fmt.Sprintf("requests in the last %v: %d", 5*probing, d.answered("b")-before))
+	d.servers[1].ill.Store(false)
+	if err := d.await(f, 1, lb.HealthHealthy); err != nil {
+		return err
+	}
+	time.Sleep(5 * probing)
+	stop()
+	d.table(f)
+	return nil
+}
+
 // kill kills c in the middle of traffic.
 func (d *demo) kill(f *front) {
-	d.begin(f, "2. c is killed while %d workers send GET and POST: no request fails", workers)
+	d.begin(f, "3. c is killed while %d workers send GET and POST: no request fails", workers)
 	d.printf("   Each POST carries an Idempotency-Key, which says that it may be sent twice.\n")
 	d.printf("   Without one, a POST that c had already seen would be answered with 502.\n")
 	stop := d.traffic(f.url)
@@ -110,7 +148,7 @@ func (d *demo) kill(f *front) {
 
 // comeBack starts c again and waits until the pool uses it.
 func (d *demo) comeBack(f *front) error {
-	d.begin(f, "3. c comes back: ejected, on trial, in again")
+	d.begin(f, "4. c comes back: ejected, on trial, in again")
 	stop := d.traffic(f.url)
 	defer stop()
 	time.Sleep(ejection / 4)
@@ -119,12 +157,8 @@ func (d *demo) comeBack(f *front) error {
 		return fmt.Errorf("starting c again: %w", err)
 	}
 	d.event("c", "started again")
-	const patience = 5 * ejection // an ejection that began before takes two at most
-	for waited := time.Duration(0); f.Backends()[2].Status().Health != lb.HealthUnknown; waited += ejection / 100 {
-		if waited > patience {
-			return fmt.Errorf("c is not back after %v: %s", patience, f.Backends()[2].Status().Reason)
-		}
-		time.Sleep(ejection / 100)
+	if err := d.await(f, 2, lb.HealthUnknown); err != nil { // of which nothing bad is known
+		return err
 	}
 	time.Sleep(ejection / 2) // for its share to show
 	stop()
@@ -132,15 +166,28 @@ func (d *demo) comeBack(f *front) error {
 	return nil
 }
 
+// await waits until the i-th backend of f is as it should be.
+func (d *demo) await(f *front, i int, health lb.Health) error {
+	const patience, step = 5 * ejection, ejection / 100 // an ejection that began before takes two at most
+	b := f.Backends()[i]
+	for waited := time.Duration(0); b.Status().Health != health; waited += step {
+		if waited > patience {
+			return fmt.Errorf("%s is not %s after %v but %s: %s", b, health, patience, b.Status(), b.Status().Reason)
+		}
+		time.Sleep(step)
+	}
+	return nil
+}
+
 // compare makes c slow and shows who gets how much.
 func (d *demo) compare(targets []lb.Target) error {
 	const n = 120
 	d.servers[2].delay.Store(int64(slowTime))
-	d.begin(nil, "4. c is slow: two strategies side by side")
+	d.begin(nil, "5. c is slow: two strategies side by side")
 	d.printf("   c takes %v a request, a and b %v; %d workers send %d requests\n", slowTime, serveTime, workers, n)
 	d.printf("   %-18s %6s %6s %6s %8s\n", "strategy", "a", "b", "c", "time")
 	for _, strategy := range []lb.Balancer{lb.RoundRobin(), lb.LeastConnections()} {
-		f, err := d.newFront(targets, strategy)
+		f, err := d.newFront(targets, lb.WithBalancer(strategy))
 		if err != nil {
 			return err
 		}

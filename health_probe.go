@@ -1,0 +1,426 @@
+package lb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// maxProbes is how many probes of a pool are under way at once.
+	maxProbes = 32
+	// probeSpread is the time over which the first probes of more than maxProbes
+	// backends are spread.
+	probeSpread = time.Second
+	// probeJitter is the fraction by which an interval may be shorter or longer.
+	probeJitter = 0.1
+	// probeTick is the grid that times of probes are on: a process that wakes up
+	// for each of many probes spends most of its time with that. A hundredth of the
+	// interval is enough for a short one.
+	probeTick = 10 * time.Millisecond
+)
+
+// checks is what a backend's probes have said.
+type checks struct {
+	latest atomic.Pointer[ProbeStats] // of the last probe; nil before it
+
+	// The following is guarded by the mu of the backendSet.
+	settled Verdict // what holds until enough probes say otherwise
+	known   bool    // settled means something
+	fresh   bool    // the next verdict decides at once, as the first does
+	row     int     // probes in a row that passed or, if below zero, failed
+}
+
+// health is the health that the probes give, unknown before the first.
+func (c *checks) health() Health {
+	if !c.known {
+		return HealthUnknown
+	}
+	return c.settled.health()
+}
+
+// count takes in v and tells whether it decides.
+func (c *checks) count(v Verdict, h *HealthCheck) bool {
+	if v.passes() {
+		c.row = max(0, c.row) + 1
+	} else {
+		c.row = min(0, c.row) - 1
+	}
+	switch {
+	case !c.known || c.fresh:
+	case v.passes() && !c.settled.passes() && c.row < h.Rise:
+		return false
+	case !v.passes() && c.settled.passes() && -c.row < h.Fall:
+		return false
+	}
+	c.settled, c.known, c.fresh = v, true, false
+	return true
+}
+
+// prober runs the probes of a pool: each backend's at its own time, at most
+// maxProbes at once.
+type prober struct {
+	set       *backendSet
+	checker   Checker
+	settings  *HealthCheck
+	slots     chan struct{}
+	ctx       context.Context // ends with close
+	stop      context.CancelFunc
+	began     time.Time
+	abandoned atomic.Int64
+}
+
+func newProber(s *backendSet, cfg *config) *prober {
+	p := &prober{set: s, checker: cfg.checker, settings: cfg.check, slots: make(chan struct{}, maxProbes), began: time.Now()}
+	p.ctx, p.stop = context.WithCancel(context.Background())
+	return p
+}
+
+// watchAll begins to probe backends, the first maxProbes of a round at once.
+func (p *prober) watchAll(backends []*Backend) {
+	spread := min(probeSpread, p.settings.Interval)
+	if len(backends) <= maxProbes {
+		spread = 0
+	}
+	for i, b := range backends {
+		b.watch.start(spread * time.Duration(i) / time.Duration(len(backends)))
+	}
+}
+
+// watch probes one backend until it leaves.
+type watch struct {
+	prober  *prober
+	backend *Backend
+	ctx     context.Context
+	cancel  context.CancelFunc
+	probes  int         // that have begun; used by one goroutine at a time
+	behind  atomic.Bool // a Check that was given up has not returned yet
+
+	mu      sync.Mutex // guards the following
+	timer   *time.Timer
+	due     time.Time // when the timer fires; zero while it is not set
+	running bool      // a probe is under way, which will set the timer
+	stopped bool
+}
+
+func (p *prober) newWatch(b *Backend) *watch {
+	w := &watch{prober: p, backend: b}
+	w.ctx, w.cancel = context.WithCancel(p.ctx)
+	return w
+}
+
+// start sets the time of the next probe, unless one is under way.
+func (w *watch) start(after time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.running {
+		w.startLocked(after)
+	}
+}
+
+func (w *watch) startLocked(after time.Duration) {
+	if w.stopped {
+		return
+	}
+	w.due = time.Now().Add(after)
+	if w.timer == nil {
+		w.timer = time.AfterFunc(after, w.fire)
+		return
+	}
+	w.timer.Reset(after)
+}
+
+// hurry brings the next probe forward: something has happened to the backend.
+func (w *watch) hurry() {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	after := w.prober.jittered(w.prober.settings.FastInterval)
+	if w.timer != nil && !w.running && time.Until(w.due) > after {
+		w.startLocked(after)
+	}
+}
+
+// pause stops the probes until start.
+func (w *watch) pause() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.pauseLocked()
+}
+
+func (w *watch) pauseLocked() {
+	w.due = time.Time{}
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+}
+
+// end stops the probes for good and cancels one that is under way.
+func (w *watch) end() {
+	if w == nil {
+		return
+	}
+	w.cancel()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stopped = true
+	w.pauseLocked()
+}
+
+// next is when the next probe is due, zero if none is.
+func (w *watch) next() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.due
+}
+
+// mayReturn is when a backend that was taken out may be back at the soonest, zero if
+// that cannot be said.
+func (b *Backend) mayReturn() time.Time {
+	st := b.standing.Load()
+	if st.health == HealthEjected && !st.until.IsZero() || b.watch == nil {
+		return st.until
+	}
+	next, last := b.watch.next(), b.checks.latest.Load()
+	if next.IsZero() || last == nil || st.health.usable() {
+		return time.Time{}
+	}
+	missing := 0
+	if settings := b.watch.prober.settings; st.health == HealthUnhealthy {
+		missing = settings.Rise - 1
+		if last.Verdict != VerdictUnhealthy.String() {
+			missing -= last.InARow
+		}
+	}
+	return next.Add(time.Duration(missing) * b.watch.prober.settings.FastInterval)
+}
+
+// begin claims the probe that is due.
+func (w *watch) begin() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.running || w.stopped {
+		return false
+	}
+	w.running, w.due = true, time.Time{}
+	return true
+}
+
+// fire is called when a probe is due: it sends it, unless the backend is not to be
+// probed at all.
+func (w *watch) fire() {
+	if !w.prober.set.work.enter() {
+		return
+	}
+	defer w.prober.set.work.leave()
+	if !w.begin() {
+		return
+	}
+	select {
+	case w.prober.slots <- struct{}{}:
+	case <-w.ctx.Done():
+		return
+	}
+	switch {
+	case w.backend.disabled():
+		w.done(0)
+	case w.behind.Load():
+		w.prober.abandoned.Add(1)
+		w.learn(&probe{watch: w, epoch: w.backend.passive.epoch.Load(), began: time.Now()}, VerdictUnhealthy, errProbeBehind)
+	default:
+		w.send()
+	}
+}
+
+// done ends what begin began, with the next probe due after that time.
+func (w *watch) done(after time.Duration) {
+	<-w.prober.slots
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.running = false
+	if !w.backend.disabled() { // asked here, for it may have changed since fire looked
+		w.startLocked(after)
+	}
+}
+
+// probe is one call of the Checker. It ends when that returns or, if it does not in
+// time, without it.
+type probe struct {
+	watch *watch
+	epoch uint32 // of the backend's health
+	began time.Time
+	ended atomic.Bool
+}
+
+var (
+	errProbeTimeout = errors.New("no verdict in time")
+	errProbeBehind  = errors.New("the last check has not returned yet")
+	errProbeExit    = errors.New("checker ended its goroutine")
+)
+
+// send calls the Checker, which may be the user's: it may panic, lie or not return.
+// It does so on the goroutine of the timer, because most probes need no other.
+func (w *watch) send() {
+	p := &probe{watch: w, epoch: w.backend.passive.epoch.Load(), began: time.Now()}
+	ctx, cancel := context.WithTimeout(w.ctx, w.prober.settings.Timeout)
+	defer cancel()
+	w.behind.Store(true)
+	giveUp := context.AfterFunc(ctx, func() { p.end(ctx, VerdictUnhealthy, nil) })
+	verdict, err := VerdictUnhealthy, errProbeExit
+	defer func() {
+		if v := recover(); v != nil {
+			w.prober.set.panics.caught("the Checker", v)
+			verdict, err = VerdictUnhealthy, fmt.Errorf("checker panicked: %v", v)
+		}
+		w.behind.Store(false)
+		giveUp()
+		p.end(ctx, verdict, err)
+	}()
+	verdict, err = w.prober.checker.Check(ctx, newProbeTarget(w.backend, w.prober.settings.Port))
+}
+
+// end is called when the Checker has returned and when ctx has ended; the first call
+// counts.
+func (p *probe) end(ctx context.Context, v Verdict, err error) {
+	w := p.watch
+	if p.ended.Swap(true) || !w.prober.set.work.enter() {
+		return
+	}
+	defer w.prober.set.work.leave()
+	switch {
+	case w.ctx.Err() != nil:
+		w.done(0) // it was cut, and says nothing
+		return
+	case ctx.Err() != nil:
+		v, err = VerdictUnhealthy, fmt.Errorf("%w (%v)", errProbeTimeout, w.prober.settings.Timeout)
+	default:
+		v, err = w.believe(v, err)
+	}
+	w.learn(p, v, err)
+}
+
+// learn hands in what a probe has found.
+func (w *watch) learn(p *probe, v Verdict, err error) {
+	w.probes++
+	inOrder := w.prober.set.learnProbe(w.backend, p.epoch, v, err, time.Since(p.began))
+	settings := w.prober.settings
+	switch {
+	case !inOrder:
+		w.done(w.prober.jittered(settings.FastInterval))
+	case w.probes == 1: // from now on at a time of its own
+		w.done(time.Duration(rand.Float64() * float64(settings.Interval)))
+	default:
+		w.done(w.prober.jittered(settings.Interval))
+	}
+}
+
+// jittered returns d, longer or shorter by chance, so that it ends on a tick.
+func (p *prober) jittered(d time.Duration) time.Duration {
+	tick := min(probeTick, d/100)
+	least := float64(d)*(1-probeJitter) + float64(tick)
+	most := float64(d) * (1 + probeJitter)
+	now := time.Since(p.began)
+	due := now + time.Duration(least+(most-least)*rand.Float64())
+	return due.Truncate(max(1, tick)) - now
+}
+
+// believe returns the verdict, or that there is none if it makes no sense.
+func (w *watch) believe(v Verdict, err error) (Verdict, error) {
+	switch {
+	case int(v) >= len(verdictNames):
+		err = fmt.Errorf("checker returned verdict %d, which does not exist", v)
+	case v == VerdictHealthy && err != nil:
+		err = fmt.Errorf("checker returned healthy with an error: %w", err)
+	default:
+		return v, err
+	}
+	w.prober.set.panics.misbehaved("the checker contradicts itself", slog.String("error", err.Error()))
+	return VerdictUnhealthy, err
+}
+
+// learnProbe draws the consequences of a probe that began with epoch, and tells
+// whether b is in order: then the next one has time.
+func (s *backendSet) learnProbe(b *Backend, epoch uint32, v Verdict, err error, took time.Duration) (inOrder bool) {
+	s.mu.Lock()
+	if !s.ownsLocked(b) || s.closed {
+		s.mu.Unlock()
+		return false
+	}
+	local := err != nil && isLocal(err)
+	c := &b.checks
+	if !local && c.count(v, s.cfg.check) {
+		s.settleLocked(b, epoch, v, err)
+	}
+	c.noteLocked(v, err, took, local)
+	inOrder = !local && v.passes() && b.standing.Load().health == v.health()
+	s.mu.Unlock()
+	s.publishIfChanged()
+	return inOrder
+}
+
+// settleLocked moves b to the health that its probes give.
+func (s *backendSet) settleLocked(b *Backend, epoch uint32, v Verdict, err error) {
+	s.wakeLocked()
+	is, becomes := b.standing.Load().health, v.health()
+	reason := b.checks.reason(is, v, err)
+	switch {
+	case is == becomes:
+	case !v.passes():
+		b.passive.forget() // the probes see what is wrong with it
+		s.setHealthLocked(b, becomes, reason, time.Time{})
+	case !is.takenOut():
+		s.setHealthLocked(b, becomes, reason, time.Time{})
+	case s.refutesLocked(b, epoch):
+		s.endEjectionLocked(b, reason, true)
+	}
+}
+
+// reason says in a few words why a backend that is of some health is not any more.
+func (c *checks) reason(is Health, v Verdict, err error) string {
+	var text string
+	switch {
+	case c.row < -1:
+		text = fmt.Sprintf("probes failed in a row: %d, the last", -c.row)
+	case c.row == -1:
+		text = "probe failed"
+	case v != VerdictHealthy:
+		text = "probe said " + v.String()
+	case is == HealthUnhealthy && c.row > 1:
+		text = fmt.Sprintf("probes passed in a row: %d", c.row)
+	default:
+		text = "probe passed"
+	}
+	if err == nil {
+		return text
+	}
+	return text + ": " + err.Error()
+}
+
+// noteLocked keeps what Stats tells of the last probe. local tells that it could not
+// be sent for want of something here.
+func (c *checks) noteLocked(v Verdict, err error, took time.Duration, local bool) {
+	n := &ProbeStats{Verdict: v.String(), At: time.Now(), Latency: took}
+	if last := c.latest.Load(); last != nil {
+		n.Count, n.Failures = last.Count, last.Failures
+	}
+	n.Count++
+	n.InARow = max(c.row, -c.row)
+	if err != nil {
+		n.Error = err.Error()
+	}
+	if !v.passes() {
+		n.Failures++
+	}
+	if local {
+		n.Verdict = "none"
+		n.InARow = 0
+	}
+	c.latest.Store(n)
+}
