@@ -10,41 +10,6 @@ import (
 	"time"
 )
 
-// snapshot is one immutable view of the set: who is in it, who is a candidate
-// and the strategy prepared for those. Requests read it through one atomic
-// load, so a table and its set can never disagree.
-type snapshot struct {
-	all []*Backend // as configured
-	// members is the set that the strategy was prepared for: the usable
-	// backends and those on trial or, if the pool fails open, every backend that
-	// may be used at all. The order is that of all.
-	members []*Backend
-	// usable is members without those on trial: the candidates of a request that
-	// tried nothing yet while nothing is on trial, ready to be handed out.
-	usable   []*Backend
-	trials   []trial
-	balancer Balancer // prepared for members
-
-	degraded group // for a request that has tried the usable ones; empty if these are they
-	// ejected is a request's last resort once it has tried the others, those that
-	// failed their probes included: it is better to ask a backend that was bad than to
-	// answer nothing. It is empty if the pool fails closed.
-	ejected  group
-	failOpen bool // none is usable, members are all the same
-}
-
-// group is backends with the strategy prepared for them.
-type group struct {
-	backends []*Backend
-	balancer Balancer
-}
-
-// trial is a backend on trial and since when.
-type trial struct {
-	backend *Backend
-	since   time.Time
-}
-
 // backendSet is the one writer of a pool's set. Every change happens under its
 // lock and is then published as a new snapshot.
 type backendSet struct {
@@ -57,8 +22,11 @@ type backendSet struct {
 
 	mu       sync.Mutex // guards the following
 	backends []*Backend
-	changes  uint64 // counts what a snapshot must show
-	shown    uint64 // the changes that the current snapshot shows
+	changes  uint64      // counts what a snapshot must show
+	shown    uint64      // the changes that the current snapshot shows
+	making   int         // snapshots that are being made
+	rest     time.Time   // when changes that can wait may be published next
+	later    *time.Timer // publishes them
 	events   []event
 	telling  bool          // somebody is handing events to the logger
 	closed   bool          // no more timers
@@ -82,14 +50,6 @@ func (s *backendSet) ownsLocked(b *Backend) bool { return !b.removed.Load() }
 // takesRequests tells whether b may be given new requests if its health allows.
 func (b *Backend) takesRequests() bool {
 	return b.standing.Load().state == Active && b.settings.Load().weight != NoWeight
-}
-
-// part is what b takes part in the set as.
-func (b *Backend) part() part {
-	if b.settings.Load().weight == NoWeight {
-		return partNone
-	}
-	return b.standing.Load().part()
 }
 
 // replace makes targets the set. A backend whose name and endpoint stay is kept
@@ -174,7 +134,7 @@ func (s *backendSet) setState(name string, state State) error {
 		s.watchStateLocked(b, was, state)
 	}
 	s.mu.Unlock()
-	s.publishIfChanged()
+	s.publish()
 	return nil
 }
 
@@ -218,138 +178,6 @@ func (s *backendSet) setStandingLocked(b *Backend, now standing, reason string) 
 		}
 	}
 	s.noteLocked(level, "backend state changed", attrs...)
-}
-
-// publishIfChanged publishes unless the current snapshot shows all changes.
-func (s *backendSet) publishIfChanged() {
-	s.mu.Lock()
-	stale, untold := s.changes != s.shown, len(s.events) > 0
-	s.mu.Unlock()
-	switch {
-	case stale:
-		s.publish()
-	case untold:
-		s.tell()
-	}
-}
-
-// publish makes the present state of the set what requests see. The strategy is
-// prepared outside of the lock, because it may be the user's; if the set has
-// changed meanwhile, it is prepared again.
-func (s *backendSet) publish() {
-	for {
-		s.mu.Lock()
-		changes := s.changes
-		next := s.snapshotLocked()
-		s.mu.Unlock()
-
-		next.balancer = s.prepare(next.members)
-		next.degraded.balancer = s.prepare(next.degraded.backends)
-		next.ejected.balancer = s.prepare(next.ejected.backends)
-
-		s.mu.Lock()
-		if s.changes == changes {
-			if last := s.current.Load(); s.shown != changes || last == nil {
-				s.noteOutageLocked(last, next)
-				next.stamp()
-				s.current.Store(next)
-				s.shown = changes
-				s.wakeLocked()
-			}
-			s.mu.Unlock()
-			s.tell()
-			return
-		}
-		s.mu.Unlock()
-	}
-}
-
-// snapshotLocked is the candidate filter for all requests: what they see is
-// already filtered.
-func (s *backendSet) snapshotLocked() *snapshot {
-	n := &snapshot{all: s.backends}
-	var open []*Backend
-	spare := false // there are better than degraded ones
-	for _, b := range s.backends {
-		if p := b.part(); p != partNone {
-			open = append(open, b)
-			spare = spare || p == partUsable
-		}
-	}
-	for _, b := range open {
-		switch p := b.part(); {
-		case p == partUsable, p == partDegraded && !spare:
-			n.usable = append(n.usable, b)
-			n.members = append(n.members, b)
-		case p == partDegraded:
-			n.degraded.backends = append(n.degraded.backends, b)
-		case p == partTrial:
-			n.trials = append(n.trials, trial{b, b.passive.trialFrom})
-			n.members = append(n.members, b)
-		case !s.cfg.failClosed:
-			n.ejected.backends = append(n.ejected.backends, b)
-		}
-	}
-	if len(n.usable) == 0 && !s.cfg.failClosed {
-		return &snapshot{all: s.backends, members: open, usable: open, failOpen: true}
-	}
-	return n
-}
-
-// noteOutageLocked notes that the pool has lost its last usable backend, and what it
-// does about that, or that it has one again.
-func (s *backendSet) noteOutageLocked(last, next *snapshot) {
-	was, is := "", next.outage()
-	if last != nil {
-		was = last.outage()
-	}
-	switch {
-	case is == was:
-	case is != "":
-		s.noteLocked(slog.LevelError, "no backend is usable: "+is, slog.Int("backends", len(next.all)))
-	default:
-		s.noteLocked(slog.LevelInfo, "backends are usable again", slog.Int("usable", len(next.usable)))
-	}
-}
-
-// outage says what is done with requests although no backend is usable, "" if one is.
-func (n *snapshot) outage() string {
-	switch {
-	case n.failsOpen():
-		return "failing open to unusable ones"
-	case len(n.usable) == 0:
-		return "refusing requests"
-	}
-	return ""
-}
-
-// failsOpen tells whether unusable backends are used.
-func (n *snapshot) failsOpen() bool { return n.failOpen && len(n.members) > 0 }
-
-// stamp marks the candidates, so that a pick can be checked without a search.
-func (n *snapshot) stamp() {
-	for _, b := range n.usable {
-		b.published.Store(n)
-	}
-}
-
-// prepare returns the strategy for set, prepared if it wants to be.
-func (s *backendSet) prepare(set []*Backend) (ready Balancer) {
-	ready = s.cfg.balancer
-	p, ok := ready.(Preparer)
-	if !ok || len(set) == 0 {
-		return ready
-	}
-	defer func() {
-		if v := recover(); v != nil {
-			s.panics.caught("Prepare of the strategy", v)
-			ready = s.cfg.balancer // which works unprepared too
-		}
-	}()
-	if b := p.Prepare(slices.Clone(set)); !isNil(b) {
-		return b
-	}
-	return ready
 }
 
 // noteLocked queues an event for the log.
@@ -418,6 +246,9 @@ func (s *backendSet) close() {
 	defer s.mu.Unlock()
 	s.closed = true
 	s.wakeLocked()
+	if s.later != nil {
+		s.later.Stop()
+	}
 	for _, b := range s.backends {
 		b.passive.stop()
 		b.watch.end()

@@ -140,6 +140,10 @@ func parseTargets(targets []Target) ([]parsed, error) {
 			faults = append(faults, fmt.Errorf("target %d: %w", i+1, err))
 		}
 		if j, taken := first[p.name]; taken && p.name != "" {
+			if t.Name == "" && targets[j].Name == "" {
+				faults = append(faults, fmt.Errorf("target %d: URL %q is that of target %d: list it once, with more Weight, or give each a Name", i+1, t.URL, j+1))
+				continue
+			}
 			faults = append(faults, fmt.Errorf("target %d: name %q is taken by target %d: give one of them another Name", i+1, p.name, j+1))
 			continue
 		}
@@ -152,16 +156,16 @@ func parseTargets(targets []Target) ([]parsed, error) {
 func parseTarget(t Target) (parsed, []error) {
 	var faults []error
 	e, err := parseEndpoint(t.URL)
-	if err != nil {
-		faults = append(faults, err)
-	}
+	faults = append(faults, each(err)...)
 	e.sendHost = t.Host
 	p := parsed{name: t.Name, endpoint: e, settings: settingsOf(t)}
 	if p.name == "" && err == nil {
 		p.name = e.url()
 	}
 	if t.HealthURL != "" {
-		if p.settings.health, err = parseHealthURL(t.HealthURL); err != nil {
+		var errHealth error
+		p.settings.health, errHealth = parseHealthURL(t.HealthURL)
+		for _, err := range each(errHealth) {
 			faults = append(faults, fmt.Errorf("health %w", err))
 		}
 	}
@@ -175,6 +179,17 @@ func parseTarget(t Target) (parsed, []error) {
 		faults = append(faults, fmt.Errorf("host %q: want a host name with an optional port, or HostFromURL", t.Host))
 	}
 	return p, faults
+}
+
+// each returns the errors that err was joined from.
+func each(err error) []error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	return []error{err}
 }
 
 // notInHost tells that r cannot stand in a Host field (RFC 9110, section 7.2).
@@ -228,8 +243,8 @@ func parseEndpoint(s string) (endpoint, error) {
 	if u.User != nil {
 		shown = u.Redacted()
 	}
-	if err := checkURL(u); err != nil {
-		return endpoint{}, fmt.Errorf("URL %q: %w", shown, err)
+	if err := checkURL(u, shown); err != nil {
+		return endpoint{}, err
 	}
 	host := strings.ToLower(u.Host)
 	if port := u.Port(); port == schemePort(u.Scheme) {
@@ -251,10 +266,13 @@ func withoutUserinfo(s string) string {
 	return s
 }
 
-// checkURL returns all that is wrong with u as the URL of a target.
-func checkURL(u *url.URL) error {
+// checkURL returns all that is wrong with u, which is shown as it says, as the URL of a
+// target.
+func checkURL(u *url.URL, shown string) error {
 	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	fault := func(format string, args ...any) {
+		faults = append(faults, fmt.Errorf("URL %q: %w", shown, fmt.Errorf(format, args...)))
+	}
 	if u.Scheme != "http" && u.Scheme != "https" {
 		fault("scheme %q: want http or https", u.Scheme)
 	}

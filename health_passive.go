@@ -158,7 +158,7 @@ func (s *backendSet) learnReturn(b *Backend, epoch uint32, trial bool) {
 	}
 	s.endEjectionLocked(b, "answered a request", false)
 	s.mu.Unlock()
-	s.publish()
+	s.publishSoon()
 }
 
 // endEjectionLocked gives b back the health that its last verdict says, unknown
@@ -183,7 +183,7 @@ func (s *backendSet) learnFailure(b *Backend, epoch uint32, trial bool, o *Outco
 		return // the last usable backend may fail for long: not each time under the lock
 	}
 	s.mu.Lock()
-	defer s.publishIfChanged()
+	defer s.publishSoon()
 	defer s.mu.Unlock()
 	if b.passive.epoch.Load() != epoch || !s.ownsLocked(b) || s.closed {
 		return
@@ -262,5 +262,5 @@ func (s *backendSet) beginTrial(b *Backend, epoch uint32) {
 		s.setHealthLocked(b, HealthTrial, "ejection is over", time.Time{})
 	}
 	s.mu.Unlock()
-	s.publishIfChanged()
+	s.publishSoon()
 }

@@ -361,7 +361,7 @@ func (s *backendSet) learnProbe(b *Backend, epoch uint32, v Verdict, err error, 
 	c.noteLocked(v, err, took, local)
 	inOrder = !local && v.passes() && b.standing.Load().health == v.health()
 	s.mu.Unlock()
-	s.publishIfChanged()
+	s.publishSoon()
 	return inOrder
 }
 

@@ -575,3 +575,35 @@ func TestProbeTargetServesAClient(t *testing.T) {
 		}
 	})
 }
+
+// slowToPrepare is a strategy that takes its time to prepare for a set.
+type slowToPrepare struct {
+	lb.Balancer
+	prepared atomic.Int64
+}
+
+func (s *slowToPrepare) Prepare([]*lb.Backend) lb.Balancer {
+	time.Sleep(10 * time.Millisecond)
+	s.prepared.Add(1)
+	return s.Balancer
+}
+
+// When a thousand backends go down at once, not each of them makes the strategy
+// prepare anew, and at the end all of it is seen.
+func TestManyTransitionsArePublishedTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &slowToPrepare{Balancer: lb.RoundRobin()}
+		v := newVerdicts()
+		v.check = func(context.Context, lb.ProbeTarget) (lb.Verdict, error) { return lb.VerdictUnhealthy, nil }
+		pool := newPool(t, manyTargets(1000), lb.WithBalancer(s), lb.WithChecker(v), lb.WithHealthCheck(lb.HealthCheck{Interval: 10 * time.Second}))
+		defer pool.Close()
+		s.prepared.Store(0)
+		time.Sleep(1100 * time.Millisecond) // the first round, which takes them all out
+		if stats := pool.Stats(); !stats.FailOpen || stats.Usable != 0 {
+			t.Errorf("fail open = %t, usable = %d, want true and 0", stats.FailOpen, stats.Usable)
+		}
+		if n := s.prepared.Load(); n < 10 || n > 120 { // two for each snapshot: the usable and the others
+			t.Errorf("prepared %d times in 1.1 s, 10 ms each, want at most half of the time", n)
+		}
+	})
+}

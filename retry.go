@@ -48,9 +48,9 @@ type RetryPolicy struct {
 	// the same, but once more than this has been sent it cannot be repeated.
 	// Zero means DefaultMaxReplayBytes; a negative value keeps nothing.
 	MaxReplayBytes int64
-	// MaxPoolReplayBytes bounds what all requests together keep. Over it bodies
-	// are sent without being kept. Zero means DefaultMaxPoolReplayBytes; below
-	// zero is an error.
+	// MaxPoolReplayBytes bounds what all requests together keep, counted in chunks
+	// of up to 32 KiB. Over it bodies are sent without being kept. Zero means
+	// DefaultMaxPoolReplayBytes; below zero is an error.
 	MaxPoolReplayBytes int64
 }
 

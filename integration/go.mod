@@ -1,0 +1,3 @@
+module example.com/lb/integration
+
+go 1.26
