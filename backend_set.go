@@ -166,10 +166,11 @@ func (s *backendSet) setStandingLocked(b *Backend, now standing, reason string) 
 		slog.String("backend", b.name), slog.String("from", was.String()),
 		slog.String("to", is.String()), slog.String("reason", reason),
 	}
-	if is.Health != was.Health && (is.Health == HealthEjected || is.Health == HealthUnhealthy) {
+	if is.Health == HealthUnhealthy && was.Usable() {
 		level = slog.LevelWarn
 	}
 	if is.Health == HealthEjected && was.Health != HealthEjected {
+		level = slog.LevelWarn
 		if !is.Until.IsZero() {
 			attrs = append(attrs, slog.Time("until", is.Until))
 		}
@@ -239,9 +240,6 @@ func (s *backendSet) wakeAll() {
 
 // close stops the timers of all ejections and all probes.
 func (s *backendSet) close() {
-	if s.prober != nil {
-		s.prober.stop()
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true

@@ -1,0 +1,145 @@
+package lb
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+)
+
+// checks is what a backend's probes have said.
+type checks struct {
+	latest atomic.Pointer[ProbeStats] // of the last probe; nil before it
+
+	// The following is guarded by the mu of the backendSet.
+	settled Verdict // what holds until enough probes say otherwise
+	known   bool    // settled means something
+	fresh   bool    // the next verdict decides at once, as the first does
+	row     int     // probes in a row that passed or, if below zero, failed
+}
+
+// health is the health that the probes give, unknown before the first.
+func (c *checks) health() Health {
+	if !c.known {
+		return HealthUnknown
+	}
+	return c.settled.health()
+}
+
+// count takes in v and tells whether it decides.
+func (c *checks) count(v Verdict, h *HealthCheck) bool {
+	if v.passes() {
+		c.row = max(0, c.row) + 1
+	} else {
+		c.row = min(0, c.row) - 1
+	}
+	switch {
+	case !c.known || c.fresh:
+	case v.passes() && !c.settled.passes() && c.row < h.Rise:
+		return false
+	case !v.passes() && c.settled.passes() && -c.row < h.Fall:
+		return false
+	}
+	c.settled, c.known, c.fresh = v, true, false
+	return true
+}
+
+// learnProbe draws the consequences of a probe that began with epoch, and tells
+// whether b is in order: then the next one has time.
+func (s *backendSet) learnProbe(b *Backend, epoch uint32, v Verdict, err error, took time.Duration) (inOrder bool) {
+	s.mu.Lock()
+	if !s.ownsLocked(b) || s.closed {
+		s.mu.Unlock()
+		return false
+	}
+	local := err != nil && isLocal(err)
+	c := &b.checks
+	if !local && c.count(v, s.cfg.check) {
+		s.settleLocked(b, epoch, v, err)
+	}
+	c.noteLocked(v, err, took, local)
+	inOrder = !local && v.passes() && b.standing.Load().health == v.health()
+	s.mu.Unlock()
+	s.publishSoon()
+	return inOrder
+}
+
+// settleLocked moves b to the health that its probes give.
+func (s *backendSet) settleLocked(b *Backend, epoch uint32, v Verdict, err error) {
+	s.wakeLocked()
+	is, becomes := b.standing.Load().health, v.health()
+	reason := b.checks.reason(is, v, err)
+	switch {
+	case is == becomes:
+	case !v.passes():
+		b.passive.forget() // the probes see what is wrong with it
+		s.setHealthLocked(b, becomes, reason, time.Time{})
+	case !is.takenOut():
+		s.setHealthLocked(b, becomes, reason, time.Time{})
+	case s.refutesLocked(b, epoch):
+		s.endEjectionLocked(b, reason, true)
+	}
+}
+
+// reason says in a few words why a backend that is of some health is not any more.
+func (c *checks) reason(is Health, v Verdict, err error) string {
+	var text string
+	switch {
+	case c.row < -1:
+		text = fmt.Sprintf("probes failed in a row: %d, the last", -c.row)
+	case c.row == -1:
+		text = "probe failed"
+	case v != VerdictHealthy:
+		text = "probe said " + v.String()
+	case is == HealthUnhealthy && c.row > 1:
+		text = fmt.Sprintf("probes passed in a row: %d", c.row)
+	default:
+		text = "probe passed"
+	}
+	if err == nil {
+		return text
+	}
+	return text + ": " + err.Error()
+}
+
+// noteLocked keeps what Stats tells of the last probe. local tells that it could not
+// be sent for want of something here.
+func (c *checks) noteLocked(v Verdict, err error, took time.Duration, local bool) {
+	n := &ProbeStats{Verdict: v.String(), At: time.Now(), Latency: took}
+	if last := c.latest.Load(); last != nil {
+		n.Count, n.Failures = last.Count, last.Failures
+	}
+	n.Count++
+	n.InARow = max(c.row, -c.row)
+	if err != nil {
+		n.Error = err.Error()
+	}
+	if !v.passes() {
+		n.Failures++
+	}
+	if local {
+		n.Verdict = "none"
+		n.InARow = 0
+	}
+	c.latest.Store(n)
+}
+
+// mayReturn is when a backend that was taken out may be back at the soonest, zero if
+// that cannot be said.
+func (b *Backend) mayReturn() time.Time {
+	st := b.standing.Load()
+	if st.health == HealthEjected && !st.until.IsZero() || b.watch == nil {
+		return st.until
+	}
+	next, last := b.watch.next(), b.checks.latest.Load()
+	if next.IsZero() || last == nil || st.health.usable() {
+		return time.Time{}
+	}
+	missing := 0
+	if settings := b.watch.prober.settings; st.health == HealthUnhealthy {
+		missing = settings.Rise - 1
+		if last.Verdict != VerdictUnhealthy.String() {
+			missing -= last.InARow
+		}
+	}
+	return next.Add(time.Duration(missing) * b.watch.prober.settings.FastInterval)
+}
