@@ -33,8 +33,9 @@ type Status struct {
 	State State
 	// Health is what the pool holds of the backend.
 	Health Health
-	// Reason says in a few words why it is so, of the State unless that is Active,
-	// else of the Health; empty at the start.
+	// Reason says in a few words why it became so, of the State unless that is Active,
+	// else of the Health; empty at the start. What the last probe has found since is in
+	// ProbeStats.Error.
 	Reason string
 	// Since is when it became so.
 	Since time.Time
@@ -43,8 +44,7 @@ type Status struct {
 	Until time.Time
 }
 
-// String returns the one word that matters: the state unless it is active, else
-// the health.
+// String returns the state as one word, or the health if the state is Active.
 func (s Status) String() string {
 	if s.State != Active {
 		return s.State.String()
@@ -81,8 +81,10 @@ func (s *standing) status() Status {
 // part is what a snapshot shows of a standing.
 func (s *standing) part() part {
 	switch {
-	case s.state != Active || s.health == HealthDraining:
+	case s.state != Active:
 		return partNone
+	case s.health == HealthDraining:
+		return partDraining
 	case s.health == HealthDegraded:
 		return partDegraded
 	case s.health == HealthTrial:
@@ -97,10 +99,11 @@ func (s *standing) part() part {
 type part uint8
 
 const (
-	partNone     part = iota // draining or disabled: in nothing at all
+	partNone     part = iota // the operator took it out: in nothing at all
 	partUsable               // like any other
 	partDegraded             // usable, to be spared
 	partTrial                // for one request at a time
+	partDraining             // asks for no requests: the last resort but one
 	partOut                  // unhealthy or ejected: the last resort
 )
 

@@ -22,11 +22,12 @@ type snapshot struct {
 	balancer Balancer // prepared for members
 
 	degraded group // for a request that has tried the usable ones; empty if these are they
-	// ejected is a request's last resort once it has tried the others, those that
-	// failed their probes included: it is better to ask a backend that was bad than to
-	// answer nothing. It is empty if the pool fails closed.
-	ejected  group
-	failOpen bool // none is usable, members are all the same
+	// draining and ejected are a request's last resorts once it has tried the others:
+	// it is better to ask a backend that wants none, or that was bad, than to answer
+	// nothing. Those that failed their probes are among the ejected. Both are empty if
+	// the pool fails closed.
+	draining, ejected group
+	failOpen          bool // none is usable, members are all the same
 }
 
 // group is backends with the strategy prepared for them.
@@ -101,6 +102,7 @@ func (s *backendSet) makeSnapshotLocked() {
 	began := time.Now()
 	next.balancer = s.prepare(next.members)
 	next.degraded.balancer = s.prepare(next.degraded.backends)
+	next.draining.balancer = s.prepare(next.draining.backends)
 	next.ejected.balancer = s.prepare(next.ejected.backends)
 	took := time.Since(began)
 	s.mu.Lock()
@@ -120,15 +122,8 @@ func (s *backendSet) makeSnapshotLocked() {
 // already filtered.
 func (s *backendSet) snapshotLocked() *snapshot {
 	n := &snapshot{all: s.backends}
-	var open []*Backend
-	spare := false // there are better than degraded ones
+	spare := slices.ContainsFunc(s.backends, func(b *Backend) bool { return b.part() == partUsable })
 	for _, b := range s.backends {
-		if p := b.part(); p != partNone {
-			open = append(open, b)
-			spare = spare || p == partUsable
-		}
-	}
-	for _, b := range open {
 		switch p := b.part(); {
 		case p == partUsable, p == partDegraded && !spare:
 			n.usable = append(n.usable, b)
@@ -138,14 +133,32 @@ func (s *backendSet) snapshotLocked() *snapshot {
 		case p == partTrial:
 			n.trials = append(n.trials, trial{b, b.passive.trialFrom})
 			n.members = append(n.members, b)
-		case !s.cfg.failClosed:
+		case p == partDraining && !s.cfg.failClosed:
+			n.draining.backends = append(n.draining.backends, b)
+		case p == partOut && !s.cfg.failClosed:
 			n.ejected.backends = append(n.ejected.backends, b)
 		}
 	}
 	if len(n.usable) == 0 && !s.cfg.failClosed {
-		return &snapshot{all: s.backends, members: open, usable: open, failOpen: true}
+		return s.failingOpenLocked(n)
 	}
 	return n
+}
+
+// failingOpenLocked makes of n, which has no usable backends, a snapshot that uses
+// what there is: those that work but want no requests or, if there are none, all.
+func (s *backendSet) failingOpenLocked(n *snapshot) *snapshot {
+	open := &snapshot{all: n.all, failOpen: true}
+	for _, b := range s.backends {
+		switch p := b.part(); {
+		case p == partDraining, p != partNone && len(n.draining.backends) == 0:
+			open.usable = append(open.usable, b)
+		case p != partNone:
+			open.ejected.backends = append(open.ejected.backends, b)
+		}
+	}
+	open.members = open.usable
+	return open
 }
 
 // noteOutageLocked notes that the pool has lost its last usable backend, and what it

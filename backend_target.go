@@ -40,8 +40,10 @@ type Target struct {
 	Host string
 	// HealthURL is where to probe the target instead of at URL: http or https, with a
 	// host and an optional port. A path in it, with a query if you like, is asked for in
-	// place of HealthCheck.Path. HealthCheck.Port and Host of the target mean nothing
-	// then. Without active checks it has no effect. Empty means URL.
+	// place of HealthCheck.Path; a slash alone is none. HealthCheck.Port, Host and the
+	// path of URL mean nothing then. A change of it keeps the Backend; the next probe's
+	// verdict then decides at once. Without active checks it has no effect. Empty means
+	// URL.
 	HealthURL string
 	// Metadata is for strategies and hooks; see Backend.Metadata.
 	Metadata map[string]string
@@ -204,18 +206,20 @@ func parseHealthURL(s string) (*probeAddress, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &probeAddress{endpoint: e, path: e.rawPrefix}
-	a.prefix, a.rawPrefix = "", ""
-	if strings.HasSuffix(base, "/") || asked && a.path == "" {
-		a.path += "/" // which parseEndpoint takes for the same as none
+	path := e.rawPrefix
+	e.prefix, e.rawPrefix = "", ""
+	a := &probeAddress{endpoint: e}
+	if path == "" && !asked {
+		return a, nil
+	}
+	if path == "" || strings.HasSuffix(base, "/") {
+		path += "/" // which parseEndpoint has taken away
 	}
 	if asked {
-		a.path += "?" + query
+		path += "?" + query
 	}
-	if a.path != "" {
-		if _, err := parsePath(a.path); err != nil {
-			return nil, fmt.Errorf("URL %q: %w", s, err)
-		}
+	if a.path, err = parsePath(path); err != nil {
+		return nil, fmt.Errorf("URL %q: %w", s, err)
 	}
 	return a, nil
 }

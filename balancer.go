@@ -19,8 +19,8 @@ type Balancer interface {
 	//
 	// candidates is never empty and holds what the pool allows for r now, in a
 	// stable order: usable backends that r has not tried yet. When none is usable
-	// (the pool fails open) it holds the unusable ones, but never draining or
-	// disabled ones; when all were tried, the tried ones. Every candidate has a
+	// (the pool fails open) it holds the unusable ones, but never one that the
+	// operator drains or disables; when all were tried, the tried ones. Every candidate has a
 	// Weight of at least 1.
 	//
 	// Pick is called concurrently, once per attempt, and must not block. It must

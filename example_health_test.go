@@ -82,7 +82,7 @@ func ExampleHealthCheck() {
 // is.
 func ExampleWithChecker() {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		io.WriteString(w, "85\n") // percent of what it can take
+		io.WriteString(w, "85\n") // percent of what it can take; below zero before it ends
 	}))
 	defer server.Close()
 
@@ -101,8 +101,8 @@ func ExampleWithChecker() {
 			return 0, err
 		}
 		switch {
-		case load > 95:
-			return lb.VerdictDrain, nil
+		case load < 0:
+			return lb.VerdictDrain, nil // it is about to end
 		case load > 80:
 			return lb.VerdictDegraded, nil // only if the others cannot
 		}
@@ -129,7 +129,6 @@ func ExampleProbeTarget_Dial() {
 			return 0, err
 		}
 		defer c.Close()
-		defer context.AfterFunc(ctx, func() { c.Close() })() // so that reads end with ctx
 		fmt.Fprint(c, "PING\r\n\r\n")
 		greeting, err := bufio.NewReader(c).ReadString('\n')
 		if err != nil {
@@ -145,9 +144,7 @@ func ExampleProbeTarget_Dial() {
 		panic(err)
 	}
 	defer pool.Close()
-	for pool.Backends()[0].Status().Health == lb.HealthUnknown {
-		time.Sleep(time.Millisecond)
-	}
+	pool.Ready(context.Background())
 	fmt.Println(pool.Backends()[0].Status().Reason)
 	// Output: probe failed: no pong
 }
@@ -170,6 +167,25 @@ func ExampleWithFailClosed() {
 	// Output:
 	// 503 Service Unavailable
 	// unhealthy
+}
+
+// A Checker is tested with a ProbeTarget that belongs to no pool.
+func ExampleNewProbeTarget() {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	target, err := lb.NewProbeTarget(lb.Target{Name: "a", URL: server.URL}, nil)
+	if err != nil {
+		panic(err)
+	}
+	check := func(ctx context.Context, t lb.ProbeTarget) (lb.Verdict, error) {
+		c, err := t.Dial(ctx)
+		if err != nil {
+			return 0, err
+		}
+		return lb.VerdictHealthy, c.Close()
+	}
+	fmt.Println(check(context.Background(), target))
+	// Output: healthy <nil>
 }
 
 // Ready waits for the first verdicts, ReadyHandler tells of them to whatever stands in

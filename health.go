@@ -12,32 +12,35 @@ import "time"
 //	                                   ejected     requests failed in a row
 //	healthy    yes                     unhealthy   Fall probes in a row failed
 //	                                   ejected     requests failed in a row
-//	degraded   when no better is       healthy     a probe passed (*)
-//	           untried                 unhealthy   Fall probes in a row failed
-//	                                   ejected     requests failed in a row
-//	draining   no                      healthy     a probe passed (*)
+//	degraded   if no healthy or        healthy     a probe passed (*)
+//	           unknown one is left     unhealthy   Fall probes in a row failed
+//	           for the request         ejected     requests failed in a row
+//	draining   as a last resort        healthy     a probe passed (*)
 //	                                   unhealthy   Fall probes in a row failed
-//	unhealthy  no                      healthy     Rise probes in a row passed (*)
-//	ejected    no                      healthy     a probe passed (*)
+//	unhealthy  as the very last        healthy     Rise probes in a row passed (*)
+//	ejected    as the very last        healthy     a probe passed (**)
 //	                                   unhealthy   Fall probes in a row failed
 //	                                   trial       its time is up
-//	trial      for one request at a    before      a request was answered
-//	           time                    healthy     a probe passed (*)
-//	                                   ejected     a request failed; for longer
+//	                                   settled     a request was answered all the same
+//	trial      for one request at a    settled     that request was answered
+//	           time                    healthy     a probe passed (**)
+//	                                   ejected     that request failed; for longer
 //	                                   unhealthy   Fall probes in a row failed
 //
 // (*) Or degraded, or draining, if that is what the probe's Verdict said; these
-// three change into one another with each probe that says so. "before" is what the
-// last verdict said, or unknown without one. With PassiveHealth.RecoverByProbe an
-// ejection has no end of its own, so that there is no trial. A probe that was sent
-// before the ejection does not end it, nor does any probe if one has ended the last
-// ejection and requests that reached the backend failed again within
-// PassiveHealth.MaxEjection: it does not see what is wrong.
+// three change into one another with each probe that says so. (**) The same, but not
+// with every probe; see PassiveHealth, also for RecoverByProbe, with which there is no
+// trial. "settled" is what the probes had settled on before, unknown without any.
+//
+// While the operator has set a backend Draining or Disabled its health goes on to
+// change, but for a disabled one there are no probes: once that is Active again, it is
+// what it was before, is probed at once, and that one verdict decides.
 //
 // The last usable backend is never ejected, but probes may take it out. When none
-// is usable, the pool fails open: every backend that is neither draining nor
-// disabled is a candidate, whatever its health, and one that was ejected returns
-// once it has answered a request. See WithFailClosed for the opposite.
+// is usable, the pool fails open: it uses those whose probes ask for draining or, if
+// there are none, every backend that the operator has left Active, whatever its health.
+// The last resort of a request that has tried all usable ones is the same. See
+// WithFailClosed for a pool that does neither.
 type Health uint8
 
 // The kinds of health.
@@ -49,8 +52,10 @@ const (
 	// HealthDegraded is a backend whose probe asks to be spared: it gets requests
 	// that no other backend can take.
 	HealthDegraded
-	// HealthDraining is a backend whose probe asks for no new requests. Those under
-	// way go on to their end.
+	// HealthDraining is a backend whose probe asks for no new requests; those under
+	// way go on to their end. It works, so it is asked all the same before one that
+	// does not, unless the pool fails closed. See Draining for the operator's word,
+	// which holds always.
 	HealthDraining
 	// HealthUnhealthy is a backend whose probes fail.
 	HealthUnhealthy

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"net/textproto"
 	"net/url"
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -24,9 +26,9 @@ const minCheckTime = time.Millisecond
 const probeUserAgent = "lb-health-check"
 
 // HealthCheck sets what a pool asks its backends to learn whether they work, and
-// when. Each backend is probed over a fresh connection, which traffic does not
-// share, but in the same way as traffic is sent: through WithTransport's dialer and
-// TLS configuration. See Health for what the verdicts do.
+// when. Each probe has a connection of its own, never one that traffic uses, opened
+// with the dialer and the TLS settings of WithTransport as those are. See Health for
+// what the verdicts do.
 //
 // A probe with a Path is an HTTP request, which passes if the answer's status is
 // among Statuses and, if BodyMatch is set, its body matches; redirects are not
@@ -35,10 +37,10 @@ const probeUserAgent = "lb-health-check"
 //
 // All backends are probed as soon as the pool is made, 32 at once; the first round
 // of more than that many is spread over a second. From then on each has a timer
-// of its own: the next probe comes an interval after the last has ended, 10 % sooner
-// or later by chance, the second after a random part of one, so that the probes of a
-// pool do not come in bursts. Probes go on while a backend is draining, not while it
-// is disabled.
+// of its own: the next probe comes an Interval after the end of the last, 10 % more
+// or less by chance. Only the second comes sooner, at random within an Interval, so
+// that the probes of a pool do not stay together. Probes go on while a backend is
+// Draining, not while it is Disabled.
 //
 // The zero value opens connections, with the defaults for everything else.
 type HealthCheck struct {
@@ -63,11 +65,11 @@ type HealthCheck struct {
 	// target's URL. To probe another host or scheme see Target.HealthURL.
 	Port int
 
-	// Interval is the time from the end of a probe to the next one while a backend is
-	// in order. Zero means DefaultCheckInterval; less than a millisecond is an error.
+	// Interval is the time from the end of a probe to the next one, while probes pass
+	// and the backend is neither unhealthy nor ejected nor on trial. Zero means
+	// DefaultCheckInterval; less than a millisecond is an error.
 	Interval time.Duration
-	// FastInterval takes the place of Interval while a backend is not in order, or its
-	// last probe says something else than those before: from the first failure to the
+	// FastInterval takes the place of Interval otherwise: from the first failure to the
 	// return. Zero means DefaultFastCheckInterval, or Interval if that is shorter; above
 	// Interval or less than a millisecond is an error.
 	FastInterval time.Duration
@@ -78,8 +80,12 @@ type HealthCheck struct {
 	// Rise is how many probes in a row must pass for an unhealthy backend to come
 	// back, Fall how many must fail to take one out. The very first verdict of a
 	// backend decides at once. Zero means DefaultRise and DefaultFall; below zero is
-	// an error.
+	// an error. A backend that goes silent is out after Interval, Fall - 1 times
+	// FastInterval and Fall times Timeout at most, 14 s with the defaults; one that
+	// refuses, after 8 s; often requests find out sooner, see PassiveHealth.
 	Rise, Fall int
+
+	path *url.URL // Path, read
 }
 
 // asksHTTP tells whether anything is set that only makes sense for a request.
@@ -98,7 +104,8 @@ func (h *HealthCheck) fillRequest(c *config) {
 		c.faultf(`HealthCheck.Path is empty, so that only a connection is opened, but fields of a request are set: want a Path like "/healthz"`)
 	}
 	if h.Path != "" {
-		if _, err := parsePath(h.Path); err != nil {
+		var err error
+		if h.path, err = parsePath(h.Path); err != nil {
 			c.faultf("HealthCheck.Path is %q: %w", h.Path, err)
 		}
 	}
@@ -187,18 +194,25 @@ func notAFieldValue(v string) bool { return strings.ContainsAny(v, "\r\n\x00") }
 
 // check is the Checker that h describes.
 func (h *HealthCheck) check(ctx context.Context, t ProbeTarget) (Verdict, error) {
-	path := h.Path
-	if p := t.address.path; p != "" {
-		path = p
+	path := h.path
+	if own := t.address.path; own != nil {
+		path = own
 	}
-	if path == "" {
+	if path == nil {
 		return h.connect(ctx, t)
 	}
-	return h.ask(ctx, t, path)
+	if err := h.ask(ctx, t, path); err != nil {
+		where := path.RequestURI()
+		if t.elsewhere() {
+			where = t.URL() + where
+		}
+		return VerdictUnhealthy, fmt.Errorf("%s %s: %w", h.Method, where, err)
+	}
+	return VerdictHealthy, nil
 }
 
 func (h *HealthCheck) connect(ctx context.Context, t ProbeTarget) (Verdict, error) {
-	nc, err := t.Dial(ctx)
+	nc, err := t.backend.conns.dialProbe(ctx, &t.address.endpoint)
 	if err != nil {
 		return VerdictUnhealthy, err
 	}
@@ -206,27 +220,27 @@ func (h *HealthCheck) connect(ctx context.Context, t ProbeTarget) (Verdict, erro
 	return VerdictHealthy, nil
 }
 
-func (h *HealthCheck) ask(ctx context.Context, t ProbeTarget, path string) (Verdict, error) {
-	u, err := parsePath(path)
-	if err != nil {
-		return VerdictUnhealthy, err
+// ask sends the request and returns what is wrong with what comes of it.
+func (h *HealthCheck) ask(ctx context.Context, t ProbeTarget, path *url.URL) error {
+	var connected atomic.Bool
+	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
+	})
+	r := &http.Request{
+		Method: h.Method, URL: path, Host: h.Host, Header: h.Header,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}
-	r := (&http.Request{Method: h.Method, URL: u, Host: h.Host, Header: h.Header.Clone(), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}).WithContext(ctx)
-	if r.Header == nil {
-		r.Header = make(http.Header)
-	}
-	if _, ok := r.Header["User-Agent"]; !ok {
-		r.Header.Set("User-Agent", probeUserAgent)
-	}
-	resp, err := t.RoundTrip(r)
-	if err != nil {
-		return VerdictUnhealthy, fmt.Errorf("%s %s: %w", h.Method, path, err)
+	resp, err := t.RoundTrip(r.WithContext(traced))
+	switch {
+	case err != nil && ctx.Err() != nil && connected.Load():
+		return errors.New("no answer")
+	case err != nil && ctx.Err() != nil:
+		return errors.New("no connection")
+	case err != nil:
+		return err
 	}
 	defer resp.Body.Close()
-	if err := h.judge(resp); err != nil {
-		return VerdictUnhealthy, fmt.Errorf("%s %s: %w", h.Method, path, err)
-	}
-	return VerdictHealthy, nil
+	return h.judge(resp)
 }
 
 // judge returns what is wrong with an answer.

@@ -42,7 +42,7 @@ func TestHealthCheckJudgesTheAnswer(t *testing.T) {
 		{"a body that does not match fails", lb.HealthCheck{BodyMatch: ok}, lbtest.AnswerStatus(200, "not ok"), "unhealthy", `body "not ok" does not match "^ok"`},
 		{"a match beyond 64 KiB does not count", lb.HealthCheck{BodyMatch: regexp.MustCompile("end$")}, lbtest.AnswerStatus(200, text(64<<10)+"end"), "unhealthy", "does not match"},
 		{"a body that is cut fails if it is looked at", lb.HealthCheck{BodyMatch: ok}, lbtest.ResetMid(10), "unhealthy", "body: "},
-		{"no answer in time fails", lb.HealthCheck{}, lbtest.Hang(), "unhealthy", "no verdict in time (2s)"},
+		{"no answer in time fails", lb.HealthCheck{}, lbtest.Hang(), "unhealthy", "no verdict in time (2s): GET /healthz: no answer"},
 		{"a slow answer passes in time", lb.HealthCheck{}, lbtest.Delay(1900 * time.Millisecond), "healthy", ""},
 		{"a body that never ends does not matter", lb.HealthCheck{}, lbtest.Stream(100, time.Second), "healthy", ""},
 		{"a reset fails", lb.HealthCheck{}, lbtest.Reset(), "unhealthy", "GET /healthz: "},
@@ -192,7 +192,9 @@ func TestHealthURL(t *testing.T) {
 	for _, c := range []struct{ name, url, want string }{
 		{"with a path, in place of the check's", "http://{addr}/status?full=1", "/status?full=1"},
 		{"without one, for the check's", "http://{addr}", probePath},
-		{"with a slash, for the root", "http://{addr}/", "/"},
+		{"with a slash alone, the same", "http://{addr}/", probePath},
+		{"with a query alone, for the root", "http://{addr}?x=1", "/?x=1"},
+		{"with a slash at its end, as it stands", "http://{addr}/a%2Fb/", "/a%2Fb/"},
 	} {
 		bubble(t, c.name, func(t *testing.T) {
 			r := newBackends(t, 1)

@@ -3,8 +3,11 @@ package lb
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
+	"net/url"
+	"time"
 )
 
 // Verdict is what a probe says of a backend. The zero value is VerdictUnhealthy, so
@@ -17,11 +20,11 @@ const (
 	VerdictUnhealthy Verdict = iota
 	// VerdictHealthy: it works.
 	VerdictHealthy
-	// VerdictDegraded: it works, but is to be spared. It gets requests only if no
-	// healthy backend is left for them.
+	// VerdictDegraded: it works, but is to be spared, because it is overloaded for
+	// example. It gets requests only if no healthy backend is left for them.
 	VerdictDegraded
-	// VerdictDrain: it works, but wants no new requests, because it is about to end
-	// for example. Those under way go on to their end.
+	// VerdictDrain: it works, but wants no new requests, because it is about to end.
+	// Those under way go on to their end. It takes effect at once.
 	VerdictDrain
 )
 
@@ -51,16 +54,16 @@ func (v Verdict) health() Health {
 
 // Checker finds out whether a backend works; see WithChecker.
 type Checker interface {
-	// Check probes t once and returns its verdict. err is the reason, for the log and
-	// Stats; a verdict of healthy with an error counts as unhealthy, and so does one
-	// that does not exist.
+	// Check probes t once and returns its verdict. An error is the reason for it, shown
+	// in the log and in Stats; it may come with every verdict but VerdictHealthy. Healthy
+	// with an error, and a number that is no verdict, count as unhealthy.
 	//
-	// It is called concurrently for different backends, on a goroutine of the pool's,
+	// It is called concurrently for different backends, on goroutines of the pool's,
 	// never twice at once for the same. ctx ends after HealthCheck.Timeout, and when
-	// the backend leaves or the pool is closed: Check must return then. One that does
-	// not is left behind, which counts as a failure and in Stats.Abandoned, and again
-	// each time that the backend should have been probed until it returns. A panic is
-	// contained and counts as a failure.
+	// the backend leaves or the pool is closed: Check must return then. If it does not,
+	// the probe has failed, and until Check returns so has every further one, without a
+	// call: each of these counts in Stats.Abandoned. A panic is contained and counts as
+	// a failure.
 	Check(ctx context.Context, t ProbeTarget) (Verdict, error)
 }
 
@@ -70,9 +73,10 @@ type CheckerFunc func(ctx context.Context, t ProbeTarget) (Verdict, error)
 // Check calls f.
 func (f CheckerFunc) Check(ctx context.Context, t ProbeTarget) (Verdict, error) { return f(ctx, t) }
 
-// ProbeTarget is what a Checker probes: a backend and the way to it. It is made by
-// the pool for each probe; the zero value cannot be used. Its connections are apart
-// from those of traffic, and go the same way.
+// ProbeTarget is what a Checker probes: a backend and the way to it. The pool makes
+// one for each probe, and NewProbeTarget one for tests; the methods of the zero value
+// return errors. It opens a connection for each use, never one that traffic uses, with
+// the dialer and the TLS settings of traffic.
 type ProbeTarget struct {
 	backend *Backend
 	address probeAddress
@@ -82,12 +86,16 @@ type ProbeTarget struct {
 // probeAddress is where a backend is probed.
 type probeAddress struct {
 	endpoint
-	path string // to ask for in place of HealthCheck.Path, if not empty
+	path *url.URL // path and query to ask for in place of HealthCheck.Path; nil without
 }
 
 // equal tells whether a and to are the same place.
 func (a *probeAddress) equal(to *probeAddress) bool {
-	return a == to || a != nil && to != nil && *a == *to
+	if a == nil || to == nil {
+		return a == to
+	}
+	return a.endpoint == to.endpoint && (a.path == nil) == (to.path == nil) &&
+		(a.path == nil || *a.path == *to.path)
 }
 
 // newProbeTarget returns what to probe of b now; a port above 0 is in place of that
@@ -107,6 +115,26 @@ func newProbeTarget(b *Backend, port int) ProbeTarget {
 	return t
 }
 
+// NewProbeTarget returns what a pool would probe of t, to test Checkers with: t's
+// backend belongs to no pool. rt is what WithTransport would be given, nil for the
+// default. The error is that of New for such a target.
+func NewProbeTarget(t Target, rt http.RoundTripper) (ProbeTarget, error) {
+	list, err := parseTargets([]Target{t})
+	if err != nil {
+		return ProbeTarget{}, fmt.Errorf("lb: %w", err)
+	}
+	opts := []Option{WithHealthCheck(HealthCheck{Path: "/"})}
+	if rt != nil {
+		opts = append(opts, WithTransport(rt))
+	}
+	cfg, err := newConfig(opts)
+	if err != nil {
+		return ProbeTarget{}, fmt.Errorf("lb: %w", err)
+	}
+	conns := newConns(newConnSet(), list[0].endpoint, cfg, &panics{logger: cfg.logger})
+	return newProbeTarget(newBackend(list[0], conns, time.Now()), 0), nil
+}
+
 // Backend returns the backend that is probed.
 func (t ProbeTarget) Backend() *Backend { return t.backend }
 
@@ -114,36 +142,63 @@ func (t ProbeTarget) Backend() *Backend { return t.backend }
 // query or else the target's URL, with the port of HealthCheck.Port.
 func (t ProbeTarget) URL() string { return t.address.url() }
 
-// RoundTrip sends r over a fresh connection, which ends with the answer's body.
+// elsewhere tells that the probe goes to another place than traffic.
+func (t ProbeTarget) elsewhere() bool { return t.address.url() != t.backend.URL() }
+
+// RoundTrip sends r over a connection of its own, which ends with the answer's body.
 // Scheme and host of r.URL are replaced by those of URL, and r.URL's path follows
-// the path of URL. Without a Host in r or its URL, the Host field is that of
-// Target.Host or else the host that is probed. Redirects are not followed. It makes
-// t the Transport of an http.Client.
+// the path of URL; an empty one is that of Target.HealthURL, with its query. Without a
+// Host in r or its URL, the Host field is that of Target.Host or else the host that is
+// probed. Without a User-Agent in r's header that is "lb-health-check".
+//
+// It makes t the Transport of an http.Client, which follows redirects, back to the
+// same backend wherever they point, unless its CheckRedirect says otherwise.
 //
 // If WithTransport has a RoundTripper that is not an *http.Transport, that is called,
 // and connections are its affair.
 func (t ProbeTarget) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.URL == nil {
+	if r.URL == nil || t.backend == nil {
 		if r.Body != nil {
 			r.Body.Close()
 		}
-		return nil, errors.New("lb: request without URL")
+		if r.URL == nil {
+			return nil, errors.New("lb: request without URL")
+		}
+		return nil, errNoTarget
 	}
 	out := r.WithContext(r.Context())
 	u := t.address.join(r.URL)
+	if r.URL.Path == "" && t.address.path != nil {
+		u.Path, u.RawPath, u.RawQuery = t.address.path.Path, t.address.path.RawPath, t.address.path.RawQuery
+	}
 	out.URL = &u
 	if out.Host == "" {
 		out.Host = or(r.URL.Host, t.host)
 	}
-	if out.Header == nil {
-		out.Header = make(http.Header)
+	if _, ok := r.Header["User-Agent"]; !ok {
+		out.Header = r.Header.Clone()
+		if out.Header == nil {
+			out.Header = make(http.Header)
+		}
+		out.Header.Set("User-Agent", probeUserAgent)
 	}
 	return t.backend.conns.probe.RoundTrip(out)
 }
 
 // Dial opens a connection to the host of URL, with a TLS handshake if its scheme is
-// https. The caller closes it. Without connections of the pool's own (see
+// https. It is closed when ctx ends, at the latest when Check has returned, so that
+// no Read or Write outlasts the probe. Without connections of the pool's own (see
 // WithTransport) it returns an error that wraps errors.ErrUnsupported.
 func (t ProbeTarget) Dial(ctx context.Context) (net.Conn, error) {
-	return t.backend.conns.dialProbe(ctx, &t.address.endpoint)
+	if t.backend == nil {
+		return nil, errNoTarget
+	}
+	nc, err := t.backend.conns.dialProbe(ctx, &t.address.endpoint)
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(ctx, func() { nc.Close() })
+	return nc, nil
 }
+
+var errNoTarget = errors.New("lb: a ProbeTarget that neither a pool nor NewProbeTarget made")

@@ -137,6 +137,71 @@ func TestProbeThatCannotBeSentBlamesNobody(t *testing.T) {
 	})
 }
 
+// A connection that a Checker opened ends with the probe, whether the Checker heeds
+// its context or not.
+func TestDialledConnectionsEndWithTheProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newBackends(t, 1)
+		reader := lb.CheckerFunc(func(ctx context.Context, p lb.ProbeTarget) (lb.Verdict, error) {
+			c, err := p.Dial(ctx)
+			if err != nil {
+				return 0, err
+			}
+			if _, err := c.Read(make([]byte, 1)); err != nil { // the server never says anything
+				return 0, err
+			}
+			return lb.VerdictHealthy, nil
+		})
+		r.startPool(lb.WithChecker(reader), lb.WithHealthCheck(lb.HealthCheck{Interval: time.Second}))
+		r.after(time.Minute)
+		if s := r.pool.Stats(); s.Abandoned != 0 || s.Backends[0].Probe.Count < 25 || r.backends[0].OpenConns() > 1 {
+			t.Errorf("abandoned = %d, probes = %d, open connections = %d", s.Abandoned, s.Backends[0].Probe.Count, r.backends[0].OpenConns())
+		}
+	})
+}
+
+// A Checker can be tested without a pool.
+func TestNewProbeTarget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newBackends(t, 1)
+		b := r.backends[0]
+		p, err := lb.NewProbeTarget(lb.Target{Name: "a", URL: b.URL(), HealthURL: b.URL() + probePath + "?x=1"}, r.net.Transport())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []string{"", "/other"} {
+			req, _ := http.NewRequest("GET", path, nil)
+			resp, err := p.RoundTrip(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+		}
+		probes, others := b.Probes(), b.Received()
+		if len(probes) != 1 || len(others) != 1 || probes[0].Target != probePath+"?x=1" || others[0].Target != "/other" ||
+			others[0].Header.Get("User-Agent") != "lb-health-check" {
+			t.Errorf("probes = %+v, others = %+v", probes, others)
+		}
+		c, err := p.Dial(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		if _, err := lb.NewProbeTarget(lb.Target{URL: "nonsense"}, nil); err == nil {
+			t.Error("a bad target is accepted")
+		}
+		var zero lb.ProbeTarget
+		if _, err := zero.Dial(t.Context()); err == nil {
+			t.Error("the zero value dials")
+		}
+		req, _ := http.NewRequest("GET", "/", nil)
+		if _, err := zero.RoundTrip(req); err == nil {
+			t.Error("the zero value sends")
+		}
+		time.Sleep(time.Second)
+	})
+}
+
 // A ProbeTarget is the transport of an http.Client, and tells whom it stands for.
 func TestProbeTargetServesAClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -2,6 +2,7 @@ package lb
 
 import (
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -30,7 +31,10 @@ const (
 // others; other failures at most half of the pool, but one of two or three. What a
 // probe has taken out counts as out.
 //
-// With active checks (see HealthCheck) a probe that passes ends an ejection at once.
+// With active checks (see HealthCheck) a probe that was sent since and passes ends an
+// ejection at once. But if requests that reached the backend fail again, less than
+// MaxEjection after a probe ended the last ejection, probes do not see what is wrong:
+// then the ejection lasts its time, whatever they say.
 //
 // The zero value means the defaults.
 type PassiveHealth struct {
@@ -45,8 +49,10 @@ type PassiveHealth struct {
 	// Ejection is an error.
 	MaxEjection time.Duration
 	// RecoverByProbe lets only a probe that passes bring an ejected backend back, not
-	// the time nor a request: then Ejection and MaxEjection mean nothing. It needs
-	// active checks; without them it is an error. The default is false.
+	// the time nor a request, so that no request has to try it. An ejection has no end
+	// of its own then; Ejection and MaxEjection still say how long it lasts at least
+	// if probes do not see what is wrong. It needs active checks; without them it is an
+	// error. The default is false.
 	RecoverByProbe bool
 }
 
@@ -67,7 +73,7 @@ func (h *PassiveHealth) fill(c *config) {
 	case h.MaxEjection == 0:
 		h.MaxEjection = max(DefaultMaxEjection, h.Ejection)
 	case h.MaxEjection < h.Ejection:
-		c.faultf("PassiveHealth.MaxEjection is %v: want at least Ejection (%v), or 0 for %v", h.MaxEjection, h.Ejection, DefaultMaxEjection)
+		c.faultf("PassiveHealth.MaxEjection is %v: want at least Ejection (%v), or 0 for %v", h.MaxEjection, h.Ejection, max(DefaultMaxEjection, h.Ejection))
 	}
 }
 
@@ -161,8 +167,8 @@ func (s *backendSet) learnReturn(b *Backend, epoch uint32, trial bool) {
 	s.publishSoon()
 }
 
-// endEjectionLocked gives b back the health that its last verdict says, unknown
-// without one.
+// endEjectionLocked gives b back the health that its probes have settled on, unknown
+// without any.
 func (s *backendSet) endEjectionLocked(b *Backend, reason string, byProbe bool) {
 	b.passive.back, b.passive.byProbe = time.Now(), byProbe
 	s.setHealthLocked(b, b.checks.health(), reason, time.Time{})
@@ -194,6 +200,8 @@ func (s *backendSet) learnFailure(b *Backend, epoch uint32, trial bool, o *Outco
 		s.ejectLocked(b, fmt.Sprintf("failed on trial: %s: %s", o.Stage, o.Cause), dial)
 	case health.usable() && s.mayEjectLocked(dial):
 		s.ejectLocked(b, fmt.Sprintf("failures in a row: %d, the last: %s: %s", n, o.Stage, o.Cause), dial)
+	case health.usable():
+		s.noteKeptLocked(b, int(n), o)
 	}
 }
 
@@ -217,6 +225,18 @@ func (s *backendSet) mayEjectLocked(dial bool) bool {
 	return dial || members-usable+1 <= max(1, members/2)
 }
 
+// noteKeptLocked notes that b fails and is not taken out, because others are out.
+func (s *backendSet) noteKeptLocked(b *Backend, n int, o *Outcome) {
+	if !seldom(int64(n / s.cfg.passive.Failures)) {
+		return
+	}
+	attrs := []slog.Attr{slog.String("backend", b.name), slog.Int("failures", n), slog.String("last", o.Stage.String()+": "+o.Cause.String())}
+	if err := b.lastErr.Load(); err != nil {
+		attrs = append(attrs, slog.String("error", *err))
+	}
+	s.noteLocked(slog.LevelWarn, "backend fails but stays: too few others are usable", attrs...)
+}
+
 // ejectLocked takes b out. dial tells that it could not be reached, which a probe
 // sees too.
 func (s *backendSet) ejectLocked(b *Backend, reason string, dial bool) {
@@ -229,14 +249,16 @@ func (s *backendSet) ejectLocked(b *Backend, reason string, dial bool) {
 	p.ejections++
 	p.back, p.byProbe = time.Time{}, false
 	b.watch.hurry()
+	d := s.cfg.passive.ejection(p.ejections, rand.Float64())
+	until := now.Add(d)
+	if s.cfg.passive.RecoverByProbe && !p.blind {
+		until = time.Time{}
+	}
+	s.setHealthLocked(b, HealthEjected, reason, until)
+	p.since = p.epoch.Load()
 	if s.cfg.passive.RecoverByProbe {
-		s.setHealthLocked(b, HealthEjected, reason, time.Time{})
-		p.since = p.epoch.Load()
 		return
 	}
-	d := s.cfg.passive.ejection(p.ejections, rand.Float64())
-	s.setHealthLocked(b, HealthEjected, reason, now.Add(d))
-	p.since = p.epoch.Load()
 	epoch := p.since
 	p.timer = time.AfterFunc(d, func() {
 		if s.work.enter() {
@@ -246,12 +268,17 @@ func (s *backendSet) ejectLocked(b *Backend, reason string, dial bool) {
 	})
 }
 
-// refutesLocked tells whether a probe that began with epoch and passes shows that b can be
-// taken in again.
+// refutesLocked tells whether a probe that began with epoch, and passes, shows that b
+// can be taken in again.
 func (s *backendSet) refutesLocked(b *Backend, epoch uint32) bool {
 	p := &b.passive
-	sentSince := int32(epoch-p.since) >= 0 // epochs may wrap
-	return sentSince && (!p.blind || s.cfg.passive.RecoverByProbe)
+	switch {
+	case int32(epoch-p.since) < 0: // sent before the ejection; epochs may wrap
+		return false
+	case !p.blind:
+		return true
+	}
+	return s.cfg.passive.RecoverByProbe && !time.Now().Before(b.standing.Load().until)
 }
 
 // beginTrial ends the ejection that began with epoch.

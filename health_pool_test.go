@@ -302,29 +302,56 @@ func TestDegradedAndDraining(t *testing.T) {
 	})
 	bubble(t, "draining get none, but end what they have", func(t *testing.T) {
 		r, v := start(t, lb.VerdictHealthy, lb.VerdictDegraded, lb.VerdictUnhealthy)
-		v.set("b", lb.VerdictUnhealthy)
-		r.after(5 * time.Second)
 		r.backends[0].Set(lbtest.Delay(5 * time.Second))
 		var wg sync.WaitGroup
 		wg.Go(func() { r.wantStatus(r.must("GET", "", nil), 200) })
 		r.after(time.Second)
 		v.set("a", lb.VerdictDrain)
 		r.after(2 * time.Second)
-		r.wantStates("draining unhealthy unhealthy")
+		r.wantStates("draining degraded unhealthy")
 		for range 10 {
-			r.wantStatus(r.must("GET", "", nil), 200) // failing open
+			r.wantStatus(r.must("GET", "", nil), 200)
 		}
 		wg.Wait()
-		if got := counts(r); got != "1 5 5" {
-			t.Errorf("requests = %s, want 1 5 5", got)
+		if got := counts(r); got != "1 10 0" {
+			t.Errorf("requests = %s, want 1 10 0", got)
 		}
-		v.set("b", lb.VerdictDrain)
-		v.set("c", lb.VerdictDrain)
+	})
+	bubble(t, "draining work, so they are asked before those that do not", func(t *testing.T) {
+		r, v := start(t, lb.VerdictHealthy, lb.VerdictDrain, lb.VerdictUnhealthy)
+		r.backends[0].Set(lbtest.Refuse())
+		r.backends[2].Set(lbtest.Refuse())
+		for range 10 {
+			r.wantStatus(r.must("POST", "", strings.NewReader("x")), 200)
+		}
+		v.set("a", lb.VerdictUnhealthy)
 		r.after(5 * time.Second)
-		a := r.must("GET", "", nil)
-		r.wantStatus(a, 503)
-		if got := counts(r); got != "1 5 5" {
-			t.Errorf("requests = %s, want 1 5 5", got)
+		r.wantStates("unhealthy draining unhealthy")
+		r.backends[1].Set(lbtest.Answer())
+		before := r.pool.Stats().Retries
+		for range 10 {
+			r.wantStatus(r.must("POST", "", strings.NewReader("x")), 200)
+		}
+		if s := r.pool.Stats(); !s.FailOpen || s.Retries != before {
+			t.Errorf("fail open = %t, retries = %d, want true and none", s.FailOpen, s.Retries-before)
+		}
+		r.backends[1].Set(lbtest.Refuse())
+		r.backends[2].Set(lbtest.Answer())
+		r.wantStatus(r.must("POST", "", strings.NewReader("x")), 200)
+		setState(t, r.pool, "b", lb.Draining) // the operator's word, which holds always
+		setState(t, r.pool, "c", lb.Draining)
+		r.wantStatus(r.must("GET", "", nil), 503)
+	})
+	bubble(t, "but not by a pool that fails closed", func(t *testing.T) {
+		v := newVerdicts()
+		v.set("a", lb.VerdictDrain)
+		r := newBackends(t, 2)
+		r.startPool(lb.WithChecker(v), lb.WithFailClosed(), noEjection())
+		r.after(time.Millisecond)
+		r.backends[1].Set(lbtest.Refuse())
+		r.wantStatus(r.must("GET", "", nil), 503)
+		if got := r.backends[0].Count(); got != 0 {
+			t.Errorf("the draining one got %d requests", got)
 		}
 	})
 }
@@ -359,26 +386,60 @@ func TestRecoverByProbe(t *testing.T) {
 }
 
 // Probes that pass while requests fail are believed once, not for ever: the next
-// ejection lasts its time.
+// ejection lasts its time, also if only a probe may end it.
 func TestProbesThatSeeNothingWrongAreNotBelievedTwice(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		passive lb.PassiveHealth
+		most    int64
+	}{
+		// Three failures, three more after the probe, and then trials after 10, 15 and 20 s.
+		{"by default", lb.PassiveHealth{}, 3 + 3 + 3},
+		// Three times three, the last of them after 10 s, and again after 15 and 20 s.
+		{"with RecoverByProbe", lb.PassiveHealth{RecoverByProbe: true}, 5 * 3},
+	} {
+		bubble(t, c.name, func(t *testing.T) {
+			s, logged := newStory()
+			r := newProbedRig(t, 2, everySecond(), logged, lb.WithPassiveHealth(c.passive), lb.WithBalancer(lb.BalancerFunc(first)))
+			r.backends[0].Set(lbtest.Reset())
+			for range 600 {
+				r.wantStatus(r.must("GET", "", nil), 200)
+				r.after(100 * time.Millisecond)
+			}
+			if n := r.pool.Stats().Backends[0].Failures; n > c.most {
+				t.Errorf("the bad backend failed %d requests in a minute, want at most %d: %q", n, c.most, s.lines)
+			}
+			r.backends[0].Set(lbtest.Answer())
+			for range 600 {
+				r.wantStatus(r.must("GET", "", nil), 200)
+				r.after(100 * time.Millisecond)
+			}
+			r.wantStates("healthy healthy")
+		})
+	}
+}
+
+// A backend that fails and stays, because nobody else could take over, is told of.
+func TestLastBackendThatFailsIsToldOf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, logged := newStory()
-		r := newProbedRig(t, 2, everySecond(), logged, lb.WithBalancer(lb.BalancerFunc(first)))
-		r.backends[0].Set(lbtest.Reset())
-		for range 600 {
-			r.wantStatus(r.must("GET", "", nil), 200)
-			r.after(100 * time.Millisecond)
+		r := newBackends(t, 2)
+		r.startPool(logged)
+		for _, b := range r.backends {
+			b.Set(lbtest.Refuse())
 		}
-		// Three failures, three more after the probe, and then trials after 10, 15 and 20 s.
-		if n := r.pool.Stats().Backends[0].Failures; n > 3+3+3 {
-			t.Errorf("the bad backend failed %d requests in a minute: %q", n, s.lines)
+		for range 300 {
+			r.wantStatus(r.must("GET", "", nil), 503)
 		}
-		r.backends[0].Set(lbtest.Answer())
-		for range 600 {
-			r.wantStatus(r.must("GET", "", nil), 200)
-			r.after(100 * time.Millisecond)
+		told := 0
+		for _, line := range s.lines {
+			if strings.Contains(line, "backend fails but stays") {
+				told++
+			}
 		}
-		r.wantStates("healthy healthy")
+		if told < 1 || told > 12 {
+			t.Errorf("told %d times, want a few: %q", told, s.lines)
+		}
 	})
 }
 

@@ -17,6 +17,8 @@ const (
 	// probeSpread is the time over which the first probes of more than maxProbes
 	// backends are spread.
 	probeSpread = time.Second
+	// probeGrace is how long a Checker may take to return once its time is up.
+	probeGrace = 20 * time.Millisecond
 	// probeJitter is the fraction by which an interval may be shorter or longer.
 	probeJitter = 0.1
 	// probeTick is the grid that times of probes are on: a process that wakes up
@@ -171,6 +173,7 @@ func (w *watch) fire() {
 		w.done(0)
 	case w.behind.Load():
 		w.prober.abandoned.Add(1)
+		w.prober.set.panics.misbehaved("the Checker has not returned, so its backend cannot be probed", slog.String("backend", w.backend.name))
 		w.learn(&probe{watch: w, epoch: w.backend.passive.epoch.Load(), began: time.Now()}, VerdictUnhealthy, errProbeBehind)
 	default:
 		w.send()
@@ -210,11 +213,14 @@ func (w *watch) send() {
 	ctx, cancel := context.WithTimeout(w.ctx, w.prober.settings.Timeout)
 	defer cancel()
 	w.behind.Store(true)
-	giveUp := context.AfterFunc(ctx, func() { p.end(ctx, VerdictUnhealthy, nil) })
+	giveUp := context.AfterFunc(ctx, func() {
+		// A Checker that heeds its context is about to return, and says more.
+		time.AfterFunc(probeGrace, func() { p.end(ctx, VerdictUnhealthy, nil) })
+	})
 	verdict, err := VerdictUnhealthy, errProbeExit
 	defer func() {
 		if v := recover(); v != nil {
-			w.prober.set.panics.caught("the Checker", v)
+			w.prober.set.panics.caught("the Checker of backend "+w.backend.name, v)
 			verdict, err = VerdictUnhealthy, fmt.Errorf("checker panicked: %v", v)
 		}
 		w.behind.Store(false)
@@ -237,11 +243,21 @@ func (p *probe) end(ctx context.Context, v Verdict, err error) {
 		w.done(0) // it was cut, and says nothing
 		return
 	case ctx.Err() != nil:
-		v, err = VerdictUnhealthy, fmt.Errorf("%w (%v)", errProbeTimeout, w.prober.settings.Timeout)
+		v, err = VerdictUnhealthy, w.late(err)
 	default:
 		v, err = w.believe(v, err)
 	}
 	w.learn(p, v, err)
+}
+
+// late is the reason of a probe whose time was up. err is what the Checker says of it,
+// if it has returned.
+func (w *watch) late(err error) error {
+	timeout := w.prober.settings.Timeout
+	if err == nil || errors.Is(err, errProbeExit) {
+		return fmt.Errorf("%w (%v)", errProbeTimeout, timeout)
+	}
+	return fmt.Errorf("%w (%v): %w", errProbeTimeout, timeout, err)
 }
 
 // learn hands in what a probe has found.
@@ -279,6 +295,6 @@ func (w *watch) believe(v Verdict, err error) (Verdict, error) {
 	default:
 		return v, err
 	}
-	w.prober.set.panics.misbehaved("the checker contradicts itself", slog.String("error", err.Error()))
+	w.prober.set.panics.misbehaved("the Checker of backend "+w.backend.name+" contradicts itself", slog.String("error", err.Error()))
 	return VerdictUnhealthy, err
 }

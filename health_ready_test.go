@@ -26,7 +26,7 @@ func TestReadyAfterTheFirstRound(t *testing.T) {
 		r.backends[0].SetProbe(probePath, lbtest.Hang())
 		r.startPool(lb.WithHealthCheck(check))
 		unready := serve(r.pool.ReadyHandler(), "/")
-		if unready.Code != 503 || !strings.Contains(unready.Body.String(), "of 2 targets 2 have not been probed yet") {
+		if unready.Code != 503 || !strings.Contains(unready.Body.String(), "of 2 targets 2 have no verdict yet") {
 			t.Errorf("ReadyHandler answers %d %q before the first round", unready.Code, unready.Body)
 		}
 		if st := r.pool.Backends()[1].Status(); st.Health != lb.HealthUnknown || !st.Usable() {
@@ -66,7 +66,7 @@ func TestReadyEnds(t *testing.T) {
 	bubble(t, "with its context", func(t *testing.T) {
 		r := newBackends(t, 1)
 		r.fail(0)
-		r.startPool(lb.WithHealthCheck(everySecond()))
+		r.startPool(lb.WithHealthCheck(everySecond()), lb.WithFailClosed())
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		err := r.pool.Ready(ctx)
@@ -80,7 +80,7 @@ func TestReadyEnds(t *testing.T) {
 	bubble(t, "when a backend recovers", func(t *testing.T) {
 		r := newBackends(t, 1)
 		r.fail(0)
-		r.startPool(lb.WithHealthCheck(everySecond()))
+		r.startPool(lb.WithHealthCheck(everySecond()), lb.WithFailClosed())
 		time.AfterFunc(10*time.Second, func() { r.pass(0) })
 		within(t, 13*time.Second, func() {
 			if err := r.pool.Ready(t.Context()); err != nil {
@@ -105,6 +105,25 @@ func TestReadyEnds(t *testing.T) {
 			}
 		})
 	}
+	bubble(t, "when all have failed, if the pool fails open", func(t *testing.T) {
+		r := newBackends(t, 2)
+		r.fail(0)
+		r.fail(1)
+		r.startPool(lb.WithHealthCheck(everySecond()))
+		if err := r.pool.Ready(t.Context()); err != nil {
+			t.Errorf("Ready = %v", err)
+		}
+		r.wantStates("unhealthy unhealthy")
+		if got := serve(r.pool.ReadyHandler(), "/"); got.Code != 200 || got.Body.String() != "ready, failing open: of 2 targets 2 unhealthy\n" {
+			t.Errorf("ReadyHandler answers %d %q", got.Code, got.Body)
+		}
+		for _, name := range []string{"a", "b"} {
+			setState(t, r.pool, name, lb.Draining)
+		}
+		if got := serve(r.pool.ReadyHandler(), "/"); got.Code != 503 {
+			t.Errorf("ReadyHandler answers %d %q with all backends draining", got.Code, got.Body)
+		}
+	})
 	bubble(t, "at once without probes", func(t *testing.T) {
 		pool := newPool(t, manyTargets(2))
 		defer pool.Close()

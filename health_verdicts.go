@@ -127,19 +127,21 @@ func (c *checks) noteLocked(v Verdict, err error, took time.Duration, local bool
 // that cannot be said.
 func (b *Backend) mayReturn() time.Time {
 	st := b.standing.Load()
-	if st.health == HealthEjected && !st.until.IsZero() || b.watch == nil {
+	if b.watch == nil || st.health.usable() {
 		return st.until
 	}
 	next, last := b.watch.next(), b.checks.latest.Load()
-	if next.IsZero() || last == nil || st.health.usable() {
-		return time.Time{}
+	switch {
+	case next.IsZero() || last == nil:
+		return st.until
+	case st.health == HealthEjected && !st.until.IsZero() && st.until.Before(next):
+		return st.until
+	case st.health != HealthUnhealthy:
+		return next
 	}
-	missing := 0
-	if settings := b.watch.prober.settings; st.health == HealthUnhealthy {
-		missing = settings.Rise - 1
-		if last.Verdict != VerdictUnhealthy.String() {
-			missing -= last.InARow
-		}
+	missing := b.watch.prober.settings.Rise - 1
+	if last.Verdict != VerdictUnhealthy.String() {
+		missing -= last.InARow
 	}
 	return next.Add(time.Duration(missing) * b.watch.prober.settings.FastInterval)
 }

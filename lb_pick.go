@@ -89,8 +89,8 @@ func (c *call) pickFiltered(snap *snapshot) (picked, error) {
 
 // candidates appends to list who may be picked, the best kind that there is:
 // first those that are usable or on trial, then the degraded, then any on trial, then
-// the ejected, all of them untried; at last the tried. It also returns the strategy
-// that was prepared for those.
+// the draining, then the ejected, all of them untried; at last the tried. It also
+// returns the strategy that was prepared for those.
 func (c *call) candidates(snap *snapshot, list []*Backend) ([]*Backend, Balancer) {
 	now := time.Now()
 	take := func(from []*Backend, fits func(*Backend) bool) bool {
@@ -117,6 +117,8 @@ func (c *call) candidates(snap *snapshot, list []*Backend) ([]*Backend, Balancer
 		return list, snap.degraded.balancer
 	case take(snap.members, onTrial):
 		return list, snap.balancer
+	case take(snap.draining.backends, untried):
+		return list, snap.draining.balancer
 	case take(snap.ejected.backends, untried):
 		return list, snap.ejected.balancer
 	}
@@ -128,9 +130,12 @@ func (c *call) candidates(snap *snapshot, list []*Backend) ([]*Backend, Balancer
 func (c *call) anyUntried() bool {
 	snap := c.pool.set.current.Load()
 	untried := func(b *Backend) bool { return !c.hasTried(b) }
-	return slices.ContainsFunc(snap.usable, untried) ||
-		slices.ContainsFunc(snap.degraded.backends, untried) || slices.ContainsFunc(snap.ejected.backends, untried) ||
-		slices.ContainsFunc(snap.trials, func(t trial) bool { return t.free() && untried(t.backend) })
+	for _, list := range [...][]*Backend{snap.usable, snap.degraded.backends, snap.draining.backends, snap.ejected.backends} {
+		if slices.ContainsFunc(list, untried) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(snap.trials, func(t trial) bool { return t.free() && untried(t.backend) })
 }
 
 func (c *call) hasTried(b *Backend) bool { return slices.Contains(c.tried, b) }

@@ -6,13 +6,14 @@ import (
 	"net/http"
 )
 
-// Ready waits until the pool can be expected to answer: every backend has a verdict
-// of its probes and one at least is usable; see Status.Usable. Without active checks
-// only the second is asked for, so that it mostly returns at once. A backend that is
-// disabled needs no verdict.
+// Ready waits until every backend has a verdict of its probes and one of them may be
+// used: a usable one (see Status.Usable) or, if the pool fails open, any. Without
+// active checks it so returns at once, unless the operator has taken all backends out.
+// A backend that is disabled needs no verdict.
 //
 // It returns nil then. When ctx ends before, the error says what is missing and wraps
-// ctx's; after Close, or once Shutdown was called, it wraps ErrClosed.
+// ctx's; a program may well go on and serve. After Close, or once Shutdown was called,
+// the error wraps ErrClosed.
 func (p *Pool) Ready(ctx context.Context) error {
 	for {
 		why, wake := p.set.unready(true)
@@ -30,16 +31,21 @@ func (p *Pool) Ready(ctx context.Context) error {
 	}
 }
 
-// ReadyHandler answers whether the pool can be expected to answer, for the readiness
-// probe of whatever stands in front of it: 200 if so, 503 and the reason if not. It
-// is like Ready but for two things: it does not wait, and backends that join a pool
-// which was ready before do not make it unready while they are being probed. Once
-// Shutdown was called it answers 503. The reason counts backends and does not name
-// them.
+// ReadyHandler returns a handler for the readiness probe of what stands in front of the
+// program: it answers 200 if Ready would return at once, else 503 with the reason, which
+// counts backends and does not name them. There is one difference: backends that join a
+// pool which was ready do not make it unready until they are probed.
 //
-// A pool that fails open goes on to use what it has, but is not ready.
+// So a pool that fails open stays ready when all its backends fail their probes, and one
+// with WithFailClosed does not. Choose the latter only if there are others that can take
+// over: with the same backends behind them, all would become unready together.
+//
+// It answers 503 once Shutdown was called. A program that first has its server end the
+// requests under way, as Shutdown advises, should answer 503 by itself from the signal on;
+// examples/gateway does.
 func (p *Pool) ReadyHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
 		why, _ := p.set.unready(false)
 		if p.requests.closed() {
 			why = ErrClosed.Error()
@@ -49,7 +55,10 @@ func (p *Pool) ReadyHandler() http.Handler {
 			http.Error(w, "not ready: "+why, http.StatusServiceUnavailable)
 			return
 		}
-		w.Header().Set("Cache-Control", "no-store")
+		if snap := p.set.current.Load(); snap.failsOpen() {
+			fmt.Fprintf(w, "ready, failing open: %s\n", tally(snap.all))
+			return
+		}
 		fmt.Fprintln(w, "ready")
 	})
 }
@@ -63,22 +72,19 @@ func (s *backendSet) unready(all bool) (why string, wake <-chan struct{}) {
 	if s.wake == nil {
 		s.wake = make(chan struct{})
 	}
-	waiting, usable := 0, 0
+	waiting := 0
 	for _, b := range s.backends {
 		if b.watch != nil && !b.checks.known && !b.disabled() {
 			waiting++
-		}
-		if b.Status().Usable() && b.takesRequests() {
-			usable++
 		}
 	}
 	s.warm = s.warm || waiting == 0
 	switch {
 	case waiting > 0 && (all || !s.warm):
-		return fmt.Sprintf("of %d targets %d have not been probed yet", len(s.backends), waiting), s.wake
+		return fmt.Sprintf("of %d targets %d have no verdict yet", len(s.backends), waiting), s.wake
 	case all && s.changes != s.shown:
-		return "what is known is not published yet", s.wake
-	case usable == 0:
+		return "the last verdicts are not published yet", s.wake
+	case len(s.current.Load().usable) == 0:
 		return tally(s.backends), s.wake
 	}
 	return "", s.wake

@@ -83,8 +83,8 @@ type ProbeStats struct {
 	// is its reason, and may name addresses.
 	Verdict string `json:"verdict"`
 	Error   string `json:"error,omitempty"`
-	// InARow counts the probes in a row that have passed as the last one did or, if
-	// it failed, have failed.
+	// InARow counts the probes in a row that have passed, with whatever verdict, if the
+	// last one did, and else those that have failed.
 	InARow int `json:"in_a_row"`
 	// At is when the last probe ended, Latency how long it took; in JSON it is in
 	// nanoseconds.

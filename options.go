@@ -171,7 +171,8 @@ func WithHealthCheck(h HealthCheck) Option {
 
 // WithChecker makes the pool probe its backends with a Checker of the user's, at the
 // times that HealthCheck sets; without WithHealthCheck beside it these are the
-// defaults. What HealthCheck has about the request must not be set then.
+// defaults. Beside a Checker only Port, Interval, FastInterval, Timeout, Rise and Fall
+// of HealthCheck may be set.
 func WithChecker(checker Checker) Option {
 	return optionFunc(func(c *config) {
 		if isNil(checker) {
@@ -187,7 +188,9 @@ func WithChecker(checker Checker) Option {
 // anybody; its error wraps ErrNoBackend. By default the pool fails open: it uses
 // what it has, because checks that fail everywhere are more likely wrong than right.
 //
-// A backend on trial still gets its one request at a time, or it could not return.
+// It needs active checks to be of use: failed requests alone never take out the last
+// usable backend. A backend on trial still gets its one request at a time, or it could
+// not return.
 func WithFailClosed() Option {
 	return optionFunc(func(c *config) { c.failClosed = true })
 }
@@ -256,9 +259,18 @@ func WithErrorHandler(f func(w http.ResponseWriter, r *http.Request, err error))
 	})
 }
 
-// WithLogger sets where the pool reports each change of a backend's state, once,
-// with its cause, and panics and bad picks of user code, the first, second, fourth,
-// eighth time and so on. Requests are not logged; see Record. The default logs
+// WithLogger sets where the pool reports, at level Info unless it says otherwise:
+//
+//	backend added, backend removed
+//	backend state changed         from, to and reason; Warn if it was ejected or has
+//	                              become unhealthy
+//	no backend is usable          Error; what the pool does about it
+//	backends are usable again
+//	backend fails but stays       Warn; as the last usable one, or one of too many
+//	panics and other misbehaviour of user code: Error
+//
+// Each change of state is told once, the last two the first, second, fourth, eighth time
+// and so on. Requests are not logged; see Record. The default logs
 // nothing. The logger is called without any lock held, on the goroutine that caused
 // the record; changes come in their order, one at a time.
 func WithLogger(l *slog.Logger) Option {

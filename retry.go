@@ -29,8 +29,8 @@ type RetryPolicy struct {
 	// no request is sent twice; a dial that fails is still passed on to the next
 	// backend, which does not count (DefaultMaxFailedDials does).
 	Attempts int
-	// Statuses lists the answers that count as failures worth another attempt,
-	// 500 to 599, 408, 425 or 429, for requests that may be repeated. When no
+	// Statuses lists the answers that are worth another attempt, 500 to 599, 408, 425
+	// or 429, for requests that may be repeated; none of them ejects its backend. When no
 	// attempt is left, the last answer is passed on as it is. The default is
 	// none; 502, 503 and 504 are common.
 	Statuses []int
