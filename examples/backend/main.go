@@ -1,10 +1,12 @@
 // Command backend is a server to put behind a pool: it answers with its name and the
-// length of the request's body. Its probe can be switched off and on.
+// length of the request's body, slowly if it is asked to. Its probe can be switched off
+// and on.
 //
 //	$ go run ./examples/backend -addr 127.0.0.1:9001 -name a
 //	a listens on http://127.0.0.1:9001
 //
 //	$ curl http://127.0.0.1:9001/                        a, 0 bytes
+//	$ curl http://127.0.0.1:9001/slow?ms=5000            the same after 5 s
 //	$ curl http://127.0.0.1:9001/healthz                 ok
 //	$ curl -X POST http://127.0.0.1:9001/probe/off       the probe now answers 503
 //	$ curl -X POST http://127.0.0.1:9001/probe/on        and 200 again
@@ -23,6 +25,8 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -33,6 +37,10 @@ func main() {
 	name := flag.String("name", "backend", "`name` to answer with")
 	probe := flag.String("probe", "/healthz", "`path` of the probe")
 	flag.Parse()
+	if flag.NArg() > 0 || !strings.HasPrefix(*probe, "/") {
+		fmt.Fprintf(os.Stderr, "backend: arguments %q, -probe %q: want flags only, and a path that begins with a slash\n", flag.Args(), *probe)
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, *addr, *name, *probe); err != nil {
@@ -75,7 +83,24 @@ func handler(name, probe string) http.Handler {
 			fmt.Fprintln(w, "ok")
 		default:
 			n, _ := io.Copy(io.Discard, r.Body) // of a broken one, what there is
+			if path == "/slow" {
+				wait(r)
+			}
 			fmt.Fprintf(w, "%s, %d bytes\n", name, n)
 		}
 	})
+}
+
+// wait waits for as long as r asks, or until its client has left.
+func wait(r *http.Request) {
+	ms, err := strconv.Atoi(r.URL.Query().Get("ms"))
+	if err != nil {
+		return
+	}
+	timer := time.NewTimer(time.Duration(ms) * time.Millisecond)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-r.Context().Done():
+	}
 }

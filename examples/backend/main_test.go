@@ -22,6 +22,7 @@ func TestProbeCanBeSwitched(t *testing.T) {
 		{"POST", "/probe/on", 200, "/healthz is now on"},
 		{"GET", "/healthz", 200, "ok"},
 		{"GET", "/probe/off", 200, "a, 0 bytes"}, // a GET switches nothing
+		{"GET", "/slow?ms=1", 200, "a, 0 bytes"},
 		{"GET", "/healthz", 200, "ok"},
 	} {
 		w := httptest.NewRecorder()

@@ -243,6 +243,10 @@ Gateway spreads HTTP requests over backends and probes these. Without -backends 
 three of its own and prints what to try. SIGINT or SIGTERM ends it once the requests
 under way are answered, a second one at once.
 
+One failed request takes a backend out, and only a probe brings it back. A request goes
+to another backend if that can do no harm: a POST that one may have seen is not sent
+again. While no backend is healthy, all requests are answered with 503.
+
 `)
 	c.flags.SetOutput(w)
 	c.flags.PrintDefaults()

@@ -122,6 +122,7 @@ func introduce(w io.Writer, backends []*demoBackend, traffic, admin string, pati
 		say(b.name+" lives on, but its probe fails: three in a row take it out", "curl -s -X POST "+b.url+"/probe/off")
 		say(fmt.Sprintf("%v later: only the others answer", patience), turns, stats)
 		say(b.name+"'s probe passes again: two in a row bring it back", "curl -s -X POST "+b.url+"/probe/on")
+		say(fmt.Sprintf("%v later: it answers again", patience), turns)
 		say("all probes fail", off)
 		say(fmt.Sprintf("%v later: 503 at once, and when to ask again", patience), "curl -s -i "+traffic+"/")
 		say("all probes pass again", on)

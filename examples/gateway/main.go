@@ -14,7 +14,7 @@
 //	…
 //
 // With backends of one's own, each in a terminal of its own so that it can be killed
-// while requests run, none of which fails:
+// while requests run (no GET fails, and a POST only if it was on the killed one):
 //
 //	$ go run ./examples/backend -addr 127.0.0.1:9001 -name a
 //	$ go run ./examples/backend -addr 127.0.0.1:9002 -name b

@@ -102,12 +102,13 @@ func (d *demo) rotation(f *front) {
 // probe makes b fail its probe, and pass it again, while it answers all else. The pool
 // is one that probes.
 func (d *demo) probe(targets []lb.Target) error {
+	d.begin(nil, "2. b lives but fails its probe: it leaves, and comes back")
 	f, err := d.newFront(targets, lb.WithHealthCheck(lb.HealthCheck{Path: probePath, Interval: probing}))
 	if err != nil {
 		return err
 	}
 	defer f.close()
-	d.begin(f, "2. b lives but fails its probe: it leaves, and comes back")
+	d.before = f.Stats()
 	if err := d.await(f, 1, lb.HealthHealthy); err != nil {
 		return err
 	}
