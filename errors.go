@@ -24,6 +24,7 @@ var (
 
 var (
 	errFenced     = errors.New("attempt has ended")
+	errClientGone = errors.New("client does not take the answer")
 	errBodyLength = errors.New("request body is not as long as its Content-Length")
 	errStale      = errors.New("idle connection was closed by the backend")
 	errBadAnswer  = errors.New("answer cannot be passed on")

@@ -3,64 +3,36 @@ package lb
 import (
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"math"
 	"net/http"
-	"net/http/httputil"
+	"net/textproto"
+	"strings"
+	"sync"
 	"time"
 )
 
-// serving is one request on its way through ServeHTTP: a forwarder of net/http's for
-// this request alone, so that what it leaves open can be closed.
+// serving is one request on its way through ServeHTTP: out to a backend, and the
+// answer back to the client.
 type serving struct {
-	proxy  httputil.ReverseProxy
 	pool   *Pool
+	w      http.ResponseWriter
 	in     *http.Request // as it came
-	duplex bool          // HTTP/1.1 with a body, which goes through body
-	body   inbound
+	out    http.Request  // as it goes out to any backend
+	body   inbound       // of an HTTP/1.1 request that has one
+	duplex bool          // body is used
 	call   call
 	answer undelivered // nil without one
+
+	hints    sync.Mutex // held while an informational answer is passed on
+	answered bool       // guarded by hints: no more of these
 }
 
 // undelivered is the body of an answer that may not have been read to its end.
-type undelivered interface{ abandon() }
-
-func (p *Pool) serving(r *http.Request) *serving {
-	s := &serving{pool: p, in: r}
-	s.proxy = httputil.ReverseProxy{
-		Rewrite:      s.rewrite,
-		Transport:    s,
-		BufferPool:   &p.memory,
-		ErrorHandler: s.fail,
-		ErrorLog:     p.silent, // what it would log is told by Outcome and error handler
-	}
-	return s
-}
-
-// RoundTrip is the pool's for requests that ServeHTTP has let in.
-func (s *serving) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := s.call.init(s.pool, r, nil).run()
-	if err == nil {
-		s.answer, _ = resp.Body.(undelivered)
-	}
-	return resp, err
-}
-
-// fail is told that there is no answer to pass on. An error that is not from an
-// attempt is the forwarder's own: an upgrade that cannot be carried out.
-func (s *serving) fail(w http.ResponseWriter, _ *http.Request, err error) {
-	if _, ok := errors.AsType[*AttemptError](err); !ok && !errors.Is(err, ErrNoBackend) && !errors.Is(err, ErrClosed) {
-		err = fmt.Errorf("lb: %w", err)
-		s.pool.totals.failed(err)
-	}
-	s.pool.fail(w, s.in, err)
-}
-
-// end closes an answer that was not passed on to its end: a writer that could not
-// be taken over for an upgrade, or that panicked.
-func (s *serving) end() {
-	if s.answer != nil {
-		s.answer.abandon()
-	}
+type undelivered interface {
+	// abandon ends it with why it was not, unless it has ended.
+	abandon(Cause)
 }
 
 // forward passes r on and the answer back.
@@ -70,31 +42,180 @@ func (p *Pool) forward(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, http.StatusText(http.StatusMethodNotAllowed), http.StatusMethodNotAllowed)
 		return
 	}
-	s := p.serving(r)
+	s := &serving{pool: p, w: w, in: r}
 	defer s.end()
-	if r.ContentLength == 0 || r.ProtoMajor != 1 {
-		s.proxy.ServeHTTP(w, r)
+	s.prepare()
+	resp, err := s.call.init(p, &s.out, nil).run()
+	s.noMoreHints()
+	if err != nil {
+		p.fail(w, r, err)
 		return
 	}
-	// Without full duplex the server takes the request's body for itself before it
-	// writes the answer: an answer that comes early would wait for the upload, and
-	// a 502 for a client that stalls. A writer that cannot do it, a recorder for
-	// example, needs it not.
-	_ = http.NewResponseController(w).EnableFullDuplex()
-	s.duplex = true
-	defer s.body.leave(w)
-	s.proxy.ServeHTTP(w, r)
+	s.answer, _ = resp.Body.(undelivered)
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		s.tunnel(resp)
+		return
+	}
+	s.deliver(resp)
 }
 
-// rewrite makes of the client's request what goes out to any backend.
-func (s *serving) rewrite(pr *httputil.ProxyRequest) {
-	if s.duplex {
-		s.body.ReadCloser = pr.Out.Body
-		pr.Out.Body = &s.body
+// prepare makes of the client's request what goes out to any backend.
+func (s *serving) prepare() {
+	s.out = *s.in
+	out := &s.out
+	out.Header = requestHeader(s.in, upgradeOf(s.in, s.pool.cfg.upgrades.Protocols))
+	out.Close = false
+	s.call.target = rawTarget(s.in)
+	s.call.hint = s.hint
+	switch {
+	case s.in.ContentLength == 0 || s.in.Body == http.NoBody:
+		out.Body = nil
+	case s.in.ProtoMajor == 1 && s.in.Body != nil:
+		// Without full duplex the server takes the request's body for itself before it
+		// writes the answer: an answer that comes early would wait for the upload, and
+		// a 502 for a client that stalls. A writer that cannot do it, a recorder for
+		// example, needs it not.
+		_ = http.NewResponseController(s.w).EnableFullDuplex()
+		s.body.ReadCloser = s.in.Body
+		s.duplex, out.Body = true, &s.body
 	}
-	setForwarded(pr.Out.Header, pr.In)
-	pr.Out.URL.RawQuery = pr.In.URL.RawQuery // as it came: nothing here parses it
-	pr.Out.Trailer = pr.In.Trailer           // the server fills it in when the body has ended
+}
+
+// rawTarget is the path of a request's target, byte for byte as it came, empty if
+// that is not known: net/http's URL would write some of it in another way.
+func rawTarget(r *http.Request) string {
+	target := r.RequestURI
+	if target == "" || target == "*" {
+		return ""
+	}
+	if target[0] != '/' { // absolute form
+		_, rest, ok := strings.Cut(target, "://")
+		i := strings.IndexAny(rest, "/?")
+		if !ok || i < 0 {
+			return ""
+		}
+		target = rest[i:]
+	}
+	path, _, _ := strings.Cut(target, "?")
+	return path
+}
+
+// end closes what may still be open when the handler returns, or panics: the body of
+// the request, and an answer that was not passed on to its end.
+func (s *serving) end() {
+	s.noMoreHints()
+	if s.answer != nil {
+		s.answer.abandon(CauseNone)
+	}
+	if s.duplex {
+		s.body.leave(s.w)
+	}
+}
+
+// hint passes an informational answer on. It is called by the transport.
+func (s *serving) hint(code int, header textproto.MIMEHeader) error {
+	s.hints.Lock()
+	defer s.hints.Unlock()
+	if s.answered || !s.in.ProtoAtLeast(1, 1) {
+		return nil
+	}
+	h := s.w.Header()
+	before := maps.Clone(h)
+	copyHeader(h, http.Header(header))
+	s.w.WriteHeader(code)
+	clear(h) // its fields are not those of the answer
+	maps.Copy(h, before)
+	return nil
+}
+
+func (s *serving) noMoreHints() {
+	s.hints.Lock()
+	defer s.hints.Unlock()
+	s.answered = true
+}
+
+// deliver passes the answer on.
+func (s *serving) deliver(resp *http.Response) {
+	h := s.w.Header()
+	copyHeader(h, resp.Header)
+	if len(h["Content-Type"]) == 0 {
+		h["Content-Type"] = nil // or the server guesses one
+	}
+	announced := len(resp.Trailer)
+	for name := range resp.Trailer {
+		h.Add("Trailer", name)
+	}
+	s.w.WriteHeader(resp.StatusCode)
+	if cause := s.copyBody(resp); cause != CauseNone {
+		s.answer.abandon(cause)
+		s.cut()
+		return
+	}
+	if len(resp.Trailer) > 0 {
+		s.trailers(resp.Trailer, announced)
+	}
+}
+
+// copyBody passes the answer's body on, and returns why it could not be passed on to
+// its end: CauseReset if it broke off, CauseClientGone if nobody takes it.
+func (s *serving) copyBody(resp *http.Response) Cause {
+	if resp.Body == http.NoBody || s.in.Method == http.MethodHead {
+		return CauseNone
+	}
+	control := http.NewResponseController(s.w)
+	streams := resp.ContentLength < 0 || isEventStream(resp.Header)
+	if streams {
+		_ = control.Flush() // the header goes ahead; a writer that cannot flush is no reason to fail
+	}
+	buf := s.pool.memory.Get()
+	defer s.pool.memory.Put(buf)
+	for written := int64(0); ; {
+		n, errRead := resp.Body.Read(buf)
+		if n > 0 {
+			if _, err := s.w.Write(buf[:n]); err != nil {
+				return CauseClientGone
+			}
+			written += int64(n)
+			// What comes in small pieces is to arrive in them.
+			if streams || (n < len(buf) && written < resp.ContentLength) {
+				_ = control.Flush()
+			}
+		}
+		switch {
+		case errRead == io.EOF:
+			return CauseNone
+		case errRead != nil:
+			return CauseReset
+		}
+	}
+}
+
+// isEventStream tells whether each event is to be passed on at once (HTML Living
+// Standard, server-sent events), whatever its length.
+func isEventStream(h http.Header) bool {
+	mediaType, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	return strings.EqualFold(textproto.TrimString(mediaType), "text/event-stream")
+}
+
+// trailers sends the fields that came after the body. Those that were not announced
+// are marked as net/http asks for.
+func (s *serving) trailers(trailer http.Header, announced int) {
+	_ = http.NewResponseController(s.w).Flush() // or a short answer would go out without trailers
+	h := s.w.Header()
+	for name, values := range trailer {
+		if len(trailer) != announced {
+			name = http.TrailerPrefix + name
+		}
+		h[name] = values
+	}
+}
+
+// cut makes the client see that the answer is not whole: the server ends the
+// connection, or the stream. Without a server there is nobody to tell.
+func (s *serving) cut() {
+	if s.in.Context().Value(http.ServerContextKey) != nil {
+		panic(http.ErrAbortHandler)
+	}
 }
 
 // fail answers a request that got no backend's answer.
@@ -109,6 +230,15 @@ func (p *Pool) fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	p.cfg.errorHandler(w, r, err)
 }
+
+// failHere is fail for an error that is not from an attempt.
+func (s *serving) failHere(err error) {
+	err = fmt.Errorf("lb: %w", err)
+	s.pool.totals.failed(err)
+	s.pool.fail(s.w, s.in, err)
+}
+
+var errNoTunnel = errors.New("connection of the client cannot be taken over for an upgrade")
 
 // retryAfter is when it may be worth asking again, in whole seconds: when the
 // first backend may be back, at least 1 and at most 30.

@@ -3,24 +3,96 @@ package lb
 import (
 	"net"
 	"net/http"
+	"net/textproto"
+	"slices"
 	"strings"
 )
 
-// forwardedFields tell about the way of a request before it came here. What a
-// client says there is not to be trusted, so all of them are taken out before the
-// pool's own are set.
-var forwardedFields = [...]string{
-	"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port",
-	"X-Forwarded-Prefix", "X-Forwarded-Server", "X-Forwarded-Ssl", "X-Real-Ip",
+// The header rules, for requests on their way out and answers on their way back,
+// upgrades included.
+
+// isHopByHop tells whether a field is for one connection alone (RFC 9110, section
+// 7.6.1), whether the Connection field names it or not.
+func isHopByHop(name string) bool {
+	switch name {
+	case "Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
+		"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings":
+		return true
+	}
+	return false
+}
+
+// connectionOptions returns the field names that the Connection fields of h list, all
+// lines of them, in canonical form: these are for one connection too.
+func connectionOptions(h http.Header) (names []string) {
+	for _, line := range h["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			name = textproto.TrimString(name)
+			switch {
+			case name == "", strings.EqualFold(name, "close"), strings.EqualFold(name, "keep-alive"), strings.EqualFold(name, "upgrade"):
+				continue // options of these names have no field, or one that goes anyway
+			}
+			names = append(names, textproto.CanonicalMIMEHeaderKey(name))
+		}
+	}
+	return names
+}
+
+// hasToken tells whether one of lines, each a list with commas, has token.
+func hasToken(lines []string, token string) bool {
+	for _, line := range lines {
+		for t := range strings.SplitSeq(line, ",") {
+			if strings.EqualFold(textproto.TrimString(t), token) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// isForwarded tells whether a field tells about the way of a request before it came
+// here. What a client says there is not to be trusted, so all of them are taken out
+// before the pool's own are set.
+func isForwarded(name string) bool {
+	switch name {
+	case "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port",
+		"X-Forwarded-Prefix", "X-Forwarded-Server", "X-Forwarded-Ssl", "X-Real-Ip":
+		return true
+	}
+	// Many servers take X_Forwarded_For for the field with hyphens.
+	return strings.IndexByte(name, '_') >= 0 && isForwarded(textproto.CanonicalMIMEHeaderKey(strings.ReplaceAll(name, "_", "-")))
+}
+
+// requestHeader is the header that goes out for in: a map of its own, whose values are
+// in's. It has nothing that is for in's connection alone, nor what a client claims about
+// its way, and then says itself what is known of that. upgrade is the protocol to ask
+// for, empty for none.
+func requestHeader(in *http.Request, upgrade string) http.Header {
+	out := make(http.Header, len(in.Header)+6)
+	options := connectionOptions(in.Header)
+	for name, values := range in.Header {
+		if isHopByHop(name) || isForwarded(name) || slices.Contains(options, name) {
+			continue
+		}
+		out[name] = values[:len(values):len(values)]
+	}
+	if hasToken(in.Header["Te"], "trailers") {
+		out["Te"] = []string{"trailers"}
+	}
+	if _, ok := out["User-Agent"]; !ok {
+		out["User-Agent"] = nil // or net/http puts in its own
+	}
+	if upgrade != "" {
+		out["Connection"] = []string{"Upgrade"}
+		out["Upgrade"] = []string{upgrade}
+	}
+	setForwarded(out, in)
+	return out
 }
 
 // setForwarded makes the X-Forwarded-For, -Host and -Proto fields of out say what
-// is known of in's peer, and nothing that the client claims.
+// is known of in's peer.
 func setForwarded(out http.Header, in *http.Request) {
-	for _, name := range forwardedFields {
-		delete(out, name)
-	}
-	dropLookalikes(out)
 	values := [...]string{"", in.Host, "http"} // one allocation for all three
 	if in.TLS != nil {
 		values[2] = "https"
@@ -35,18 +107,38 @@ func setForwarded(out http.Header, in *http.Request) {
 	out["X-Forwarded-Proto"] = values[2:3:3]
 }
 
-// dropLookalikes takes out fields such as X_Forwarded_For, which many servers
-// take for the ones with hyphens.
-func dropLookalikes(out http.Header) {
-	for name := range out {
-		if strings.IndexByte(name, '_') < 0 {
+// copyHeader adds the fields of an answer to those that are in dst already, but for
+// those that are for the backend's connection alone.
+func copyHeader(dst, src http.Header) {
+	options := connectionOptions(src)
+	for name, values := range src {
+		if isHopByHop(name) || slices.Contains(options, name) {
 			continue
 		}
-		canonical := http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
-		for _, f := range forwardedFields {
-			if canonical == f {
-				delete(out, name)
+		if old := dst[name]; len(old) > 0 {
+			dst[name] = append(old[:len(old):len(old)], values...)
+			continue
+		}
+		dst[name] = values[:len(values):len(values)]
+	}
+}
+
+// upgradeOf returns the protocols of allowed that r asks to switch to, empty if none
+// or if r does not ask as it should (RFC 9110, section 7.8).
+func upgradeOf(r *http.Request, allowed []string) string {
+	lines := r.Header["Upgrade"]
+	if len(lines) == 0 || !r.ProtoAtLeast(1, 1) || r.ProtoMajor != 1 || !hasToken(r.Header["Connection"], "upgrade") {
+		return ""
+	}
+	var asked []string
+	for _, line := range lines {
+		for protocol := range strings.SplitSeq(line, ",") {
+			protocol = textproto.TrimString(protocol)
+			name, _, _ := strings.Cut(protocol, "/")
+			if slices.ContainsFunc(allowed, func(a string) bool { return strings.EqualFold(a, name) || strings.EqualFold(a, protocol) }) {
+				asked = append(asked, protocol)
 			}
 		}
 	}
+	return strings.Join(asked, ", ")
 }

@@ -43,6 +43,10 @@ func (b *inbound) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Close does nothing. The server closes the body itself when the handler has returned,
+// and does so by reading from the client, for which nobody here wants to wait.
+func (b *inbound) Close() error { return nil }
+
 // stop ends a Read and tells leave, if that was called during it.
 func (b *inbound) stop() {
 	if b.state.And(^inboundReading)&inboundLeft != 0 {

@@ -37,7 +37,7 @@ func TestFailedUpgradesLeaveNothingOpen(t *testing.T) {
 				fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", tt.get)
 				io.Copy(c, rw)
 			}))
-			r := newRig(t, []lbtest.Behavior{switches}, noEjection())
+			r := newRig(t, []lbtest.Behavior{switches}, noEjection(), upgradesTo("echo", "chat"))
 			if tt.wrap != nil {
 				r.server.Handler = tt.wrap(r.pool)
 			}
@@ -61,11 +61,15 @@ func TestFailedUpgradesLeaveNothingOpen(t *testing.T) {
 	}
 }
 
+func upgradesTo(protocols ...string) lb.Option {
+	return lb.WithUpgrades(lb.Upgrades{Protocols: protocols})
+}
+
 // A tunnel through ServeHTTP passes bytes both ways and counts as in flight until
 // it has ended.
 func TestUpgradeThroughServeHTTP(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, []lbtest.Behavior{lbtest.Refuse(), lbtest.Handle(http.HandlerFunc(echoUpgrade))})
+		r := newRig(t, []lbtest.Behavior{lbtest.Refuse(), lbtest.Handle(http.HandlerFunc(echoUpgrade))}, upgradesTo("echo"))
 		for range 10 {
 			c := r.dial()
 			fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")

@@ -86,6 +86,7 @@ type config struct {
 	retry        RetryPolicy
 	timeouts     Timeouts
 	transport    http.RoundTripper
+	upgrades     Upgrades
 	errorHandler func(http.ResponseWriter, *http.Request, error)
 	logger       *slog.Logger
 
@@ -115,6 +116,7 @@ func newConfig(opts []Option) (*config, error) {
 	c.passive.fill(c)
 	c.retry.fill(c)
 	c.timeouts.fill(c)
+	c.upgrades.fill(c)
 	return c, errors.Join(c.faults...)
 }
 
@@ -238,6 +240,12 @@ func WithTransport(rt http.RoundTripper) Option {
 		}
 		c.transport = rt
 	})
+}
+
+// WithUpgrades sets which upgrades ServeHTTP passes on. Without it that is WebSocket.
+// RoundTrip passes on what its caller asks for.
+func WithUpgrades(u Upgrades) Option {
+	return optionFunc(func(c *config) { c.upgrades = u })
 }
 
 // WithErrorHandler sets who answers when ServeHTTP has no backend's answer to

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"net/textproto"
 	"slices"
 	"time"
 )
@@ -117,6 +118,9 @@ type call struct {
 	began      time.Time
 	repeatable bool
 	left       func() // tells the pool that the request is over; nil if somebody else does
+	target     string // the path as it came, escapes and all; empty: that of in.URL
+	// hint is told of informational answers; nil if nobody wants them.
+	hint func(code int, header textproto.MIMEHeader) error
 
 	attempts    int // begun so far
 	failedDials int // of them, dials to untried backends that failed

@@ -53,20 +53,30 @@ func (b *answer) Close() error {
 	return err
 }
 
-// abandon closes the body unless it has ended.
-func (b *answer) abandon() {
-	if !b.attempt.finished.Load() {
-		b.Close()
+// abandon closes the body unless it has ended, because of cause.
+func (b *answer) abandon(cause Cause) {
+	if b.attempt.finished.Load() {
+		return
 	}
+	b.ReadCloser.Close()
+	if cause == CauseClientGone {
+		b.ended(cause, errClientGone)
+		return
+	}
+	b.done(nil)
 }
 
 // done ends the attempt: err is what ended the body, nil if its reader closed it.
 func (b *answer) done(err error) {
-	a := b.attempt
-	if a.finished.Load() {
-		return
+	if !b.attempt.finished.Load() {
+		b.ended(b.attempt.bodyCause(err), err)
 	}
-	o := Outcome{Stage: StageBody, Status: b.status, Cause: a.bodyCause(err)}
+}
+
+// ended ends the attempt because of cause.
+func (b *answer) ended(cause Cause, err error) {
+	a := b.attempt
+	o := Outcome{Stage: StageBody, Status: b.status, Cause: cause}
 	if err == io.EOF {
 		o.Stage = StageDone
 	}

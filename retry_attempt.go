@@ -86,7 +86,7 @@ func (c *call) begin(p picked) *attempt {
 		a.trace.GotConn = a.gotConn
 	}
 	a.trace.Got1xxResponse = nil
-	if a.caller != nil && a.caller.Got1xxResponse != nil {
+	if c.hint != nil || a.caller != nil && a.caller.Got1xxResponse != nil {
 		a.trace.Got1xxResponse = a.got1xx
 	}
 	p.backend.begin(a.number)
@@ -183,6 +183,9 @@ func (a *attempt) outgoing() *http.Request {
 	}
 	out := in.WithContext(ctx)
 	a.url = e.join(in.URL)
+	if raw := e.rawPrefix + a.call.target; a.call.target != "" && !strings.HasPrefix(raw, "//") {
+		a.url.Opaque = raw // which net/http writes as it is
+	}
 	out.URL = &a.url
 	out.RequestURI = ""
 	out.GetBody = nil // with it, net/http would send the body again by itself
@@ -275,7 +278,15 @@ func (a *attempt) got1xx(code int, header textproto.MIMEHeader) error {
 	if a.number > 1 || a.ended.Load() {
 		return nil
 	}
-	return a.caller.Got1xxResponse(code, header)
+	if a.call.hint != nil {
+		if err := a.call.hint(code, header); err != nil {
+			return err
+		}
+	}
+	if a.caller != nil && a.caller.Got1xxResponse != nil {
+		return a.caller.Got1xxResponse(code, header)
+	}
+	return nil
 }
 
 // connEnded is told when the connection that carries the attempt is over. The

@@ -1,0 +1,162 @@
+package lb
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// tunnel answers an upgrade: it hands the client's connection and the backend's to
+// one another, byte for byte, until both directions have ended.
+func (s *serving) tunnel(resp *http.Response) {
+	backend, ok := resp.Body.(*tunnelAnswer)
+	if !ok {
+		s.failHere(fmt.Errorf("%w: no connection behind it", errBadAnswer))
+		return
+	}
+	conn, rw, err := http.NewResponseController(s.w).Hijack()
+	if err != nil {
+		s.failHere(fmt.Errorf("%w: %w", errNoTunnel, err))
+		return
+	}
+	defer conn.Close()
+	defer backend.Close()
+	// The server's deadlines were for the request, and end with it.
+	if err := conn.SetDeadline(time.Time{}); err != nil {
+		return
+	}
+	head := http.Response{StatusCode: resp.StatusCode, ProtoMajor: 1, ProtoMinor: 1, Header: s.w.Header()}
+	copyHeader(head.Header, resp.Header)
+	head.Header["Connection"] = []string{"Upgrade"}
+	head.Header["Upgrade"] = resp.Header["Upgrade"]
+	if head.Write(rw) != nil || rw.Flush() != nil {
+		return // the client has left
+	}
+	t := &tunnelled{client: conn, backend: backend, limits: s.pool.cfg.upgrades}
+	t.run(rw.Reader)
+}
+
+// tunnelled is an upgraded exchange.
+type tunnelled struct {
+	client  net.Conn
+	backend *tunnelAnswer
+	limits  Upgrades
+	moved   atomic.Int64 // bytes, both ways: whether it is idle
+}
+
+// run copies both ways until both have ended. early is what the client has sent
+// already, behind its request.
+func (t *tunnelled) run(early *bufio.Reader) {
+	defer t.limit()()
+	var wg sync.WaitGroup
+	wg.Go(func() { t.copy(t.client, t.backend) })
+	t.copy(t.backend, early)
+	wg.Wait()
+}
+
+// copy passes one direction on, its end too: a peer that has said all may still want
+// to hear the rest. An error ends both directions.
+func (t *tunnelled) copy(dst io.Writer, src io.Reader) {
+	buf := t.backend.attempt.call.pool.memory.Get()
+	defer t.backend.attempt.call.pool.memory.Put(buf)
+	for {
+		n, errRead := src.Read(buf)
+		if n > 0 {
+			t.moved.Add(int64(n))
+			if _, err := dst.Write(buf[:n]); err != nil {
+				break
+			}
+		}
+		if errRead == io.EOF {
+			cw, ok := dst.(interface{ CloseWrite() error })
+			if ok && cw.CloseWrite() == nil {
+				return
+			}
+			break
+		}
+		if errRead != nil {
+			break
+		}
+	}
+	t.cut()
+}
+
+// cut ends both directions.
+func (t *tunnelled) cut() {
+	t.client.Close()
+	t.backend.Close()
+}
+
+// limit ends the tunnel when its time is up, or when it has been idle for too long,
+// until the function it returns is called.
+func (t *tunnelled) limit() (stop func()) {
+	var timers []*time.Timer
+	if d := t.limits.MaxDuration; d > 0 {
+		timers = append(timers, time.AfterFunc(d, t.cut))
+	}
+	if d := t.limits.IdleTimeout; d > 0 {
+		last := t.moved.Load()
+		var idle *time.Timer
+		idle = time.AfterFunc(d, func() {
+			now := t.moved.Load()
+			if now == last {
+				t.cut()
+				return
+			}
+			last = now
+			idle.Reset(d)
+		})
+		timers = append(timers, idle)
+	}
+	return func() {
+		for _, timer := range timers {
+			timer.Stop()
+		}
+	}
+}
+
+// Upgrades sets which upgrades of a connection ServeHTTP passes on, and how long they
+// may last. The zero value means WebSocket (RFC 6455), for as long as both sides like.
+type Upgrades struct {
+	// Protocols lists the protocols, by their name with or without a version, that a
+	// client may ask to switch to. A request that asks for others goes out without
+	// asking. h2c is an error: requests inside of it would pass the pool unseen. The
+	// default is "websocket"; an empty list that is not nil means none.
+	Protocols []string
+	// IdleTimeout ends a tunnel in which nothing has moved in either direction for
+	// that long, at most twice that long. Zero, the default, means no limit; a negative
+	// value is an error.
+	IdleTimeout time.Duration
+	// MaxDuration ends a tunnel after that time. Zero, the default, means no limit; a
+	// negative value is an error.
+	MaxDuration time.Duration
+}
+
+func (u *Upgrades) fill(c *config) {
+	if u.Protocols == nil {
+		u.Protocols = []string{"websocket"}
+	}
+	for _, protocol := range u.Protocols {
+		name, _, _ := strings.Cut(protocol, "/")
+		switch {
+		case strings.EqualFold(name, "h2c"):
+			c.faultf("Upgrades.Protocols has %q: requests inside of it would not be seen", protocol)
+		case name == "" || strings.ContainsFunc(name, notInToken):
+			c.faultf("Upgrades.Protocols has %q: want the name of a protocol, like websocket", protocol)
+		}
+	}
+	if u.IdleTimeout < 0 {
+		c.faultf("Upgrades.IdleTimeout is %v: want more than zero, or 0 for no limit", u.IdleTimeout)
+	}
+	if u.MaxDuration < 0 {
+		c.faultf("Upgrades.MaxDuration is %v: want more than zero, or 0 for no limit", u.MaxDuration)
+	}
+	u.Protocols = slices.Clone(u.Protocols)
+}
