@@ -39,8 +39,8 @@ type Status struct {
 	Reason string
 	// Since is when it became so.
 	Since time.Time
-	// Until is when an ejected backend gets its trial; zero otherwise, and if only a
-	// probe may bring it back.
+	// Until is when an ejected backend gets its trial or, if only a probe may bring it
+	// back, from when on probes may do so; zero if at once, and if it is not ejected.
 	Until time.Time
 }
 
@@ -68,6 +68,7 @@ type standing struct {
 	health       Health
 	reason       string
 	since, until time.Time
+	firm         bool // no probe ends the ejection before until
 }
 
 func (s *standing) status() Status {
@@ -91,20 +92,23 @@ func (s *standing) part() part {
 		return partTrial
 	case s.health.usable():
 		return partUsable
+	case s.health == HealthEjected:
+		return partEjected
 	}
-	return partOut
+	return partUnhealthy
 }
 
 // part is what a backend that has a weight takes part as.
 type part uint8
 
 const (
-	partNone     part = iota // the operator took it out: in nothing at all
-	partUsable               // like any other
-	partDegraded             // usable, to be spared
-	partTrial                // for one request at a time
-	partDraining             // asks for no requests: the last resort but one
-	partOut                  // unhealthy or ejected: the last resort
+	partNone      part = iota // the operator took it out: in nothing at all
+	partUsable                // like any other
+	partDegraded              // usable, to be spared
+	partTrial                 // for one request at a time
+	partEjected               // the last resort
+	partDraining              // asks for no requests: only if nobody else is usable
+	partUnhealthy             // only if nobody else is there
 )
 
 // Backend is a target at run time: its identity, state and counters. A pool

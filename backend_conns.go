@@ -92,10 +92,36 @@ func (c *conns) adopt(t *http.Transport, e endpoint, cfg *config) {
 func (c *conns) adoptProbes(t *http.Transport) {
 	t.DisableKeepAlives = true
 	t.MaxConnsPerHost = 0
+	t.DialContext = forProbe(t.DialContext)
+	if t.DialTLSContext != nil {
+		t.DialTLSContext = forProbe(t.DialTLSContext)
+	}
 	c.probe = t
 	c.dial, c.dialTLS = t.DialContext, t.DialTLSContext
 	if c.dialTLS == nil {
 		c.dialTLS = handshaking(c.dial, t.TLSClientConfig)
+	}
+}
+
+// probeKey finds the context of the probe in the context of its dial.
+type probeKey struct{}
+
+// forProbe returns dial for connections that end with the probe that asked for them.
+// net/http goes on with a dial, and with a handshake, whose request has ended.
+func forProbe(dial dialFunc) dialFunc {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		probe, ok := ctx.Value(probeKey{}).(context.Context)
+		if !ok {
+			return dial(ctx, network, addr)
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(probe, cancel)()
+		nc, err := dial(ctx, network, addr)
+		if err == nil {
+			context.AfterFunc(probe, func() { nc.Close() })
+		}
+		return nc, err
 	}
 }
 

@@ -20,18 +20,21 @@ type backendSet struct {
 	work    gate    // the set's timers, its probes and the pool's readers, which Close waits for
 	panics  panics
 
-	mu       sync.Mutex // guards the following
-	backends []*Backend
-	changes  uint64      // counts what a snapshot must show
-	shown    uint64      // the changes that the current snapshot shows
-	making   int         // snapshots that are being made
-	rest     time.Time   // when changes that can wait may be published next
-	later    *time.Timer // publishes them
-	events   []event
-	telling  bool          // somebody is handing events to the logger
-	closed   bool          // no more timers
-	wake     chan struct{} // closed at the next change; nil if nobody waits
-	warm     bool          // there was a verdict of every backend once
+	mu          sync.Mutex // guards the following
+	backends    []*Backend
+	changes     uint64        // counts what a snapshot must show
+	shown       uint64        // the changes that the current snapshot shows
+	making      int           // snapshots that are being made
+	makingSince time.Time     // the last of them
+	took        time.Duration // that the last one took
+	rest        time.Time     // when changes that can wait may be published next
+	later       *time.Timer   // publishes them
+	events      []event
+	dropped     int           // events that the logger was too slow for
+	telling     bool          // somebody is handing events to the logger
+	closed      bool          // no more timers
+	wake        chan struct{} // closed at the next change; nil if nobody waits
+	warm        bool          // there was a verdict of every backend once
 }
 
 // maxEvents bounds what waits for a logger that is slow; the oldest give way.
@@ -88,6 +91,7 @@ func (s *backendSet) replace(targets []parsed) {
 		}
 	}
 	s.backends = next
+	s.warmLocked()
 	s.changes++
 	s.mu.Unlock()
 	s.publish()
@@ -114,7 +118,7 @@ func (s *backendSet) configureLocked(b *Backend, to settings) {
 	b.configure(to)
 	if b.watch != nil && !was.equal(to.health) {
 		b.checks.fresh = true
-		b.watch.start(0)
+		b.watch.restart()
 	}
 }
 
@@ -131,6 +135,8 @@ func (s *backendSet) setState(name string, state State) error {
 		st := *b.standing.Load()
 		st.state, st.stateReason, st.stateSince = state, "set by the operator", time.Now()
 		s.setStandingLocked(b, st, st.stateReason)
+		s.warmLocked()
+		s.wakeLocked()
 		s.watchStateLocked(b, was, state)
 	}
 	s.mu.Unlock()
@@ -147,7 +153,7 @@ func (s *backendSet) watchStateLocked(b *Backend, was, is State) {
 		b.watch.pause()
 	case was == Disabled:
 		b.checks.fresh = true
-		b.watch.start(0)
+		b.watch.restart()
 	}
 }
 
@@ -158,7 +164,7 @@ func (s *backendSet) setStandingLocked(b *Backend, now standing, reason string) 
 		s.changes++
 	}
 	b.standing.Store(&now)
-	if was.String() == is.String() {
+	if was.String() == is.String() && was.State == is.State {
 		return // a change of health behind draining or disabled: of no effect yet
 	}
 	level := slog.LevelInfo
@@ -188,6 +194,7 @@ func (s *backendSet) noteLocked(level slog.Level, text string, attrs ...slog.Att
 	}
 	if len(s.events) >= maxEvents {
 		s.events = s.events[1:]
+		s.dropped++
 	}
 	s.events = append(s.events, event{level, text, attrs})
 }
@@ -203,7 +210,11 @@ func (s *backendSet) tell() {
 	s.telling = true
 	for len(s.events) > 0 {
 		events := s.events
-		s.events = nil
+		if s.dropped > 0 {
+			lost := event{slog.LevelWarn, "events were lost: the logger is too slow for them", []slog.Attr{slog.Int("count", s.dropped)}}
+			events = append([]event{lost}, events...)
+		}
+		s.events, s.dropped = nil, 0
 		s.mu.Unlock()
 		for _, e := range events {
 			s.log(e)

@@ -3,6 +3,7 @@ package lb
 import (
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -21,19 +22,27 @@ type snapshot struct {
 	trials   []trial
 	balancer Balancer // prepared for members
 
-	degraded group // for a request that has tried the usable ones; empty if these are they
-	// draining and ejected are a request's last resorts once it has tried the others:
-	// it is better to ask a backend that wants none, or that was bad, than to answer
-	// nothing. Those that failed their probes are among the ejected. Both are empty if
-	// the pool fails closed.
-	draining, ejected group
-	failOpen          bool // none is usable, members are all the same
+	degraded *group // for a request that has tried the usable ones; empty if these are they
+	// resort is for a request that has tried all the others: while some are usable, the
+	// ejected ones, because it is better to ask a backend that was bad than to answer
+	// nothing; else whoever is not a member. It is empty if the pool fails closed.
+	resort   *group
+	failOpen bool // none is usable, members are used all the same
 }
 
-// group is backends with the strategy prepared for them.
+// group is backends with the strategy for them, which is prepared when it is first
+// needed: mostly it is not.
 type group struct {
 	backends []*Backend
+	set      *backendSet
+	once     sync.Once
 	balancer Balancer
+}
+
+// strategy returns the strategy prepared for the group.
+func (g *group) strategy() Balancer {
+	g.once.Do(func() { g.balancer = g.set.prepare(g.backends) })
+	return g.balancer
 }
 
 // trial is a backend on trial and since when.
@@ -53,43 +62,68 @@ func (b *Backend) part() part {
 // publish makes all changes until now what requests see. The strategy is prepared
 // without the lock, because it may be the user's.
 func (s *backendSet) publish() {
+	defer s.tell()
 	s.mu.Lock()
+	defer s.mu.Unlock() // deferred: Prepare may end the goroutine
 	for changes := s.changes; s.shown < changes; {
 		s.makeSnapshotLocked()
 	}
 	s.publishRestLocked()
-	s.mu.Unlock()
-	s.tell()
 }
+
+// quickly is how long a strategy may take to prepare for requests and probes to wait
+// for it.
+const quickly = time.Millisecond
 
 // publishSoon is publish for changes that can wait a little: hundreds of backends
 // may go down at once, and with many of them each snapshot takes some strategies
 // milliseconds to prepare. Half of the time is left for other things.
 func (s *backendSet) publishSoon() {
+	defer s.tell()
 	s.mu.Lock()
-	if s.shown != s.changes && s.making == 0 && !time.Now().Before(s.rest) {
+	defer s.mu.Unlock()
+	if s.shown != s.changes && s.freeLocked() && s.took < quickly {
 		s.makeSnapshotLocked()
 	}
 	s.publishRestLocked()
-	s.mu.Unlock()
-	s.tell()
+}
+
+// freeLocked tells that a snapshot may be made now. A strategy that hangs over one must
+// not keep all others from being made.
+func (s *backendSet) freeLocked() bool {
+	return (s.making == 0 || time.Since(s.makingSince) >= closeGrace) && !time.Now().Before(s.rest)
 }
 
 // publishRestLocked sees to it that changes which are not published yet will be.
 func (s *backendSet) publishRestLocked() {
-	if s.shown == s.changes || s.making > 0 || s.later != nil || s.closed {
-		return // whoever makes a snapshot comes here afterwards
+	if s.shown == s.changes || s.closed {
+		return
 	}
-	s.later = time.AfterFunc(time.Until(s.rest), func() {
-		if !s.work.enter() {
-			return
+	wait := time.Until(s.rest)
+	if s.making > 0 {
+		wait = max(wait, time.Until(s.makingSince.Add(closeGrace))) // whoever makes one comes here before that
+	}
+	if s.later != nil {
+		s.later.Reset(wait)
+		return
+	}
+	s.later = time.AfterFunc(wait, func() {
+		if s.work.enter() {
+			defer s.work.leave()
+			s.publishLater()
 		}
-		defer s.work.leave()
-		s.mu.Lock()
-		s.later = nil
-		s.mu.Unlock()
-		s.publishSoon()
 	})
+}
+
+// publishLater publishes what publishRestLocked has seen to.
+func (s *backendSet) publishLater() {
+	defer s.tell()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.shown != s.changes && s.freeLocked() {
+		s.makeSnapshotLocked()
+	}
+	s.publishRestLocked()
 }
 
 // makeSnapshotLocked makes a snapshot of the present state, without the lock while
@@ -98,16 +132,18 @@ func (s *backendSet) makeSnapshotLocked() {
 	changes := s.changes
 	next := s.snapshotLocked()
 	s.making++
-	s.mu.Unlock()
 	began := time.Now()
-	next.balancer = s.prepare(next.members)
-	next.degraded.balancer = s.prepare(next.degraded.backends)
-	next.draining.balancer = s.prepare(next.draining.backends)
-	next.ejected.balancer = s.prepare(next.ejected.backends)
-	took := time.Since(began)
-	s.mu.Lock()
-	s.making--
-	s.rest = time.Now().Add(took)
+	s.makingSince = began
+	func() {
+		s.mu.Unlock()
+		defer func() { // also if Prepare ends its goroutine
+			s.mu.Lock()
+			s.making--
+			s.took = time.Since(began)
+			s.rest = time.Now().Add(s.took)
+		}()
+		next.balancer = s.prepare(next.members)
+	}()
 	if changes <= s.shown {
 		return
 	}
@@ -121,11 +157,17 @@ func (s *backendSet) makeSnapshotLocked() {
 // snapshotLocked is the candidate filter for all requests: what they see is
 // already filtered.
 func (s *backendSet) snapshotLocked() *snapshot {
-	n := &snapshot{all: s.backends}
-	spare := slices.ContainsFunc(s.backends, func(b *Backend) bool { return b.part() == partUsable })
+	n := &snapshot{all: s.backends, degraded: &group{set: s}, resort: &group{set: s}}
+	has := func(p part) bool {
+		return slices.ContainsFunc(s.backends, func(b *Backend) bool { return b.part() == p })
+	}
+	spare := has(partUsable)
+	n.failOpen = !spare && !has(partDegraded) && !s.cfg.failClosed
+	draining := n.failOpen && has(partDraining)
 	for _, b := range s.backends {
 		switch p := b.part(); {
-		case p == partUsable, p == partDegraded && !spare:
+		case p == partNone:
+		case p == partUsable, p == partDegraded && !spare, n.failOpen && (p == partDraining || !draining):
 			n.usable = append(n.usable, b)
 			n.members = append(n.members, b)
 		case p == partDegraded:
@@ -133,32 +175,11 @@ func (s *backendSet) snapshotLocked() *snapshot {
 		case p == partTrial:
 			n.trials = append(n.trials, trial{b, b.passive.trialFrom})
 			n.members = append(n.members, b)
-		case p == partDraining && !s.cfg.failClosed:
-			n.draining.backends = append(n.draining.backends, b)
-		case p == partOut && !s.cfg.failClosed:
-			n.ejected.backends = append(n.ejected.backends, b)
+		case n.failOpen, p == partEjected && !s.cfg.failClosed:
+			n.resort.backends = append(n.resort.backends, b)
 		}
-	}
-	if len(n.usable) == 0 && !s.cfg.failClosed {
-		return s.failingOpenLocked(n)
 	}
 	return n
-}
-
-// failingOpenLocked makes of n, which has no usable backends, a snapshot that uses
-// what there is: those that work but want no requests or, if there are none, all.
-func (s *backendSet) failingOpenLocked(n *snapshot) *snapshot {
-	open := &snapshot{all: n.all, failOpen: true}
-	for _, b := range s.backends {
-		switch p := b.part(); {
-		case p == partDraining, p != partNone && len(n.draining.backends) == 0:
-			open.usable = append(open.usable, b)
-		case p != partNone:
-			open.ejected.backends = append(open.ejected.backends, b)
-		}
-	}
-	open.members = open.usable
-	return open
 }
 
 // noteOutageLocked notes that the pool has lost its last usable backend, and what it

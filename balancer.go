@@ -45,10 +45,11 @@ func (f BalancerFunc) Pick(r *http.Request, candidates []*Backend) *Backend {
 type Preparer interface {
 	Balancer
 
-	// Prepare returns the Balancer to use for set. The pool calls it once per
-	// published set and keeps what it returns with that set, so that a table and
-	// its set can never disagree. Candidates are then a subset of set, in its
-	// order. A nil result means: use the strategy unprepared.
+	// Prepare returns the Balancer to use for set. The pool calls it once for each
+	// set of candidates that it publishes, and for sets that are a request's last
+	// resort when one first needs them, and keeps what it returns with that set, so
+	// that a table and its set can never disagree. Candidates are then a subset of
+	// set, in its order. A nil result means: use the strategy unprepared.
 	//
 	// Prepare is called without any lock held and may be called concurrently,
 	// also while Balancers that it returned before are still asked to Pick. set

@@ -141,6 +141,15 @@ func isLocal(err error) bool {
 			return true
 		}
 	}
+	// A look-up that failed does not say that it could open neither its configuration
+	// nor a socket. Whether files have run out can be asked of the system itself.
+	if _, ok := errors.AsType[*net.DNSError](err); ok {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			return true
+		}
+		f.Close()
+	}
 	return false
 }
 

@@ -15,11 +15,13 @@ import "time"
 //	degraded   if no healthy or        healthy     a probe passed (*)
 //	           unknown one is left     unhealthy   Fall probes in a row failed
 //	           for the request         ejected     requests failed in a row
-//	draining   as a last resort        healthy     a probe passed (*)
+//	draining   if none is usable       healthy     a probe passed (*)
 //	                                   unhealthy   Fall probes in a row failed
-//	unhealthy  as the very last        healthy     Rise probes in a row passed (*)
-//	ejected    as the very last        healthy     a probe passed (**)
-//	                                   unhealthy   Fall probes in a row failed
+//	unhealthy  if none is usable or    healthy     Rise probes in a row passed (*)
+//	           draining
+//	ejected    if the request has      healthy     a probe passed (**)
+//	           tried all the others    unhealthy   Fall probes in a row failed, or the
+//	                                               very first
 //	                                   trial       its time is up
 //	                                   settled     a request was answered all the same
 //	trial      for one request at a    settled     that request was answered
@@ -39,8 +41,7 @@ import "time"
 // The last usable backend is never ejected, but probes may take it out. When none
 // is usable, the pool fails open: it uses those whose probes ask for draining or, if
 // there are none, every backend that the operator has left Active, whatever its health.
-// The last resort of a request that has tried all usable ones is the same. See
-// WithFailClosed for a pool that does neither.
+// See WithFailClosed for a pool that does not, and leaves ejected ones alone too.
 type Health uint8
 
 // The kinds of health.
@@ -53,9 +54,8 @@ const (
 	// that no other backend can take.
 	HealthDegraded
 	// HealthDraining is a backend whose probe asks for no new requests; those under
-	// way go on to their end. It works, so it is asked all the same before one that
-	// does not, unless the pool fails closed. See Draining for the operator's word,
-	// which holds always.
+	// way go on to their end. It works, so a pool that fails open asks it before those
+	// that do not. See Draining for the operator's word, which holds always.
 	HealthDraining
 	// HealthUnhealthy is a backend whose probes fail.
 	HealthUnhealthy
@@ -92,5 +92,6 @@ func (s *backendSet) setHealthLocked(b *Backend, h Health, reason string, until 
 		b.passive.reset()
 	}
 	st.health, st.reason, st.since, st.until = h, reason, time.Now(), until
+	st.firm = h == HealthEjected && b.passive.blind
 	s.setStandingLocked(b, st, reason)
 }

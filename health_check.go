@@ -33,7 +33,9 @@ const probeUserAgent = "lb-health-check"
 // A probe with a Path is an HTTP request, which passes if the answer's status is
 // among Statuses and, if BodyMatch is set, its body matches; redirects are not
 // followed. Without a Path it is enough that a connection can be opened, for https
-// with a handshake.
+// with a handshake; it goes straight to the host, past a Proxy of WithTransport, and
+// does not show whether a certificate of ours is accepted: with TLS 1.3 a server says so
+// only after the handshake.
 //
 // All backends are probed as soon as the pool is made, 32 at once; the first round
 // of more than that many is spread over a second. From then on each has a timer
@@ -79,10 +81,12 @@ type HealthCheck struct {
 	Timeout time.Duration
 	// Rise is how many probes in a row must pass for an unhealthy backend to come
 	// back, Fall how many must fail to take one out. The very first verdict of a
-	// backend decides at once. Zero means DefaultRise and DefaultFall; below zero is
+	// backend decides at once, and so does the first after it was enabled again or its
+	// HealthURL changed. Zero means DefaultRise and DefaultFall; below zero is
 	// an error. A backend that goes silent is out after Interval, Fall - 1 times
-	// FastInterval and Fall times Timeout at most, 14 s with the defaults; one that
-	// refuses, after 8 s; often requests find out sooner, see PassiveHealth.
+	// FastInterval and Fall times Timeout, 14 s with the defaults, unless so many are
+	// silent that probes have to wait for one another; one that refuses, after 8 s.
+	// Often requests find out sooner, see PassiveHealth.
 	Rise, Fall int
 
 	path *url.URL // Path, read
@@ -116,8 +120,11 @@ func (h *HealthCheck) fillRequest(c *config) {
 		c.faultf("HealthCheck.Host is %q: want a host name with an optional port", h.Host)
 	}
 	for name, values := range h.Header {
-		if textproto.CanonicalMIMEHeaderKey(name) == "Host" {
+		switch textproto.CanonicalMIMEHeaderKey(name) {
+		case "Host":
 			c.faultf("HealthCheck.Header has %q: set HealthCheck.Host instead", name)
+		case "Content-Length", "Transfer-Encoding", "Connection", "Trailer":
+			c.faultf("HealthCheck.Header has %q, which is not for the user to set: leave it out", name)
 		}
 		if name == "" || strings.ContainsFunc(name, notInToken) || slices.ContainsFunc(values, notAFieldValue) {
 			c.faultf("HealthCheck.Header has %q: %q: not a field of HTTP", name, values)
@@ -135,7 +142,11 @@ func (h *HealthCheck) fillRequest(c *config) {
 		c.faultf("HealthCheck.BodyMatch is set, but the answer to HEAD has no body: want another Method")
 	}
 	h.Method = or(h.Method, http.MethodGet)
-	h.Header, h.Statuses = h.Header.Clone(), slices.Clone(h.Statuses)
+	header := make(http.Header, len(h.Header))
+	for name, values := range h.Header {
+		header[textproto.CanonicalMIMEHeaderKey(name)] = slices.Clone(values)
+	}
+	h.Header, h.Statuses = header, slices.Clone(h.Statuses)
 }
 
 func (h *HealthCheck) fillSchedule(c *config) {
@@ -212,7 +223,7 @@ func (h *HealthCheck) check(ctx context.Context, t ProbeTarget) (Verdict, error)
 }
 
 func (h *HealthCheck) connect(ctx context.Context, t ProbeTarget) (Verdict, error) {
-	nc, err := t.backend.conns.dialProbe(ctx, &t.address.endpoint)
+	nc, err := t.dial(ctx)
 	if err != nil {
 		return VerdictUnhealthy, err
 	}
@@ -252,10 +263,11 @@ func (h *HealthCheck) judge(resp *http.Response) error {
 		want = strings.Trim(fmt.Sprint(h.Statuses), "[]")
 	}
 	body := io.LimitReader(resp.Body, maxProbeBody)
-	if (!ok || h.BodyMatch == nil) && 0 < resp.ContentLength && resp.ContentLength <= maxProbeBody {
-		// A server that is cut off in its answer may make noise about it. One whose
-		// length is not known may have no end.
+	if !ok || h.BodyMatch == nil {
+		// A server that is cut off in its answer may make noise about it.
+		t := time.AfterFunc(discardTime, func() { resp.Body.Close() })
 		_, _ = io.Copy(io.Discard, body)
+		t.Stop()
 	}
 	if !ok {
 		return fmt.Errorf("status %d, want %s", resp.StatusCode, want)

@@ -61,9 +61,10 @@ type Checker interface {
 	// It is called concurrently for different backends, on goroutines of the pool's,
 	// never twice at once for the same. ctx ends after HealthCheck.Timeout, and when
 	// the backend leaves or the pool is closed: Check must return then. If it does not,
-	// the probe has failed, and until Check returns so has every further one, without a
-	// call: each of these counts in Stats.Abandoned. A panic is contained and counts as
-	// a failure.
+	// the call counts in Stats.Abandoned and the probe has failed, and so has every
+	// further one, without a call, until Check returns. A panic is contained and counts
+	// as a failure. The same means the same *Backend: one that leaves and comes back is
+	// another.
 	Check(ctx context.Context, t ProbeTarget) (Verdict, error)
 }
 
@@ -79,6 +80,7 @@ func (f CheckerFunc) Check(ctx context.Context, t ProbeTarget) (Verdict, error) 
 // the dialer and the TLS settings of traffic.
 type ProbeTarget struct {
 	backend *Backend
+	ctx     context.Context // of the probe; nil outside of one
 	address probeAddress
 	host    string // the Host field unless a request has one
 }
@@ -102,7 +104,7 @@ func (a *probeAddress) equal(to *probeAddress) bool {
 // of the target's URL.
 func newProbeTarget(b *Backend, port int) ProbeTarget {
 	if own := b.settings.Load().health; own != nil {
-		return ProbeTarget{b, *own, own.host}
+		return ProbeTarget{backend: b, address: *own, host: own.host}
 	}
 	t := ProbeTarget{backend: b, address: probeAddress{endpoint: b.endpoint}}
 	if port > 0 {
@@ -182,23 +184,28 @@ func (t ProbeTarget) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		out.Header.Set("User-Agent", probeUserAgent)
 	}
-	return t.backend.conns.probe.RoundTrip(out)
+	if t.ctx != nil {
+		out = out.WithContext(context.WithValue(out.Context(), probeKey{}, t.ctx))
+	}
+	return checkRoundTrip(t.backend.conns.probe.RoundTrip(out))
 }
 
 // Dial opens a connection to the host of URL, with a TLS handshake if its scheme is
-// https. It is closed when ctx ends, at the latest when Check has returned, so that
-// no Read or Write outlasts the probe. Without connections of the pool's own (see
+// https. It is closed when the probe ends, so that no Read or Write outlasts it.
+// Without connections of the pool's own (see
 // WithTransport) it returns an error that wraps errors.ErrUnsupported.
 func (t ProbeTarget) Dial(ctx context.Context) (net.Conn, error) {
 	if t.backend == nil {
 		return nil, errNoTarget
 	}
-	nc, err := t.backend.conns.dialProbe(ctx, &t.address.endpoint)
-	if err != nil {
-		return nil, err
+	return t.dial(ctx)
+}
+
+func (t ProbeTarget) dial(ctx context.Context) (net.Conn, error) {
+	if t.ctx != nil {
+		ctx = context.WithValue(ctx, probeKey{}, t.ctx)
 	}
-	context.AfterFunc(ctx, func() { nc.Close() })
-	return nc, nil
+	return t.backend.conns.dialProbe(ctx, &t.address.endpoint)
 }
 
 var errNoTarget = errors.New("lb: a ProbeTarget that neither a pool nor NewProbeTarget made")

@@ -34,7 +34,7 @@ const (
 // With active checks (see HealthCheck) a probe that was sent since and passes ends an
 // ejection at once. But if requests that reached the backend fail again, less than
 // MaxEjection after a probe ended the last ejection, probes do not see what is wrong:
-// then the ejection lasts its time, whatever they say.
+// then the ejection lasts its time, and a trial follows, whatever they say.
 //
 // The zero value means the defaults.
 type PassiveHealth struct {

@@ -14,6 +14,12 @@ import (
 const (
 	// maxProbes is how many probes of a pool are under way at once.
 	maxProbes = 32
+	// maxIll is how many of them may be of backends that are unhealthy already, so
+	// that waiting for those does not keep others from being probed.
+	maxIll = maxProbes / 2
+	// maxStuck is how many Checks that were given up may still have to return for
+	// further ones to be called.
+	maxStuck = 1000
 	// probeSpread is the time over which the first probes of more than maxProbes
 	// backends are spread.
 	probeSpread = time.Second
@@ -30,27 +36,41 @@ const (
 // prober runs the probes of a pool: each backend's at its own time, at most
 // maxProbes at once.
 type prober struct {
-	set       *backendSet
-	checker   Checker
-	settings  *HealthCheck
-	slots     chan struct{}
-	began     time.Time
-	abandoned atomic.Int64
+	set      *backendSet
+	checker  Checker
+	settings *HealthCheck
+	slots    chan struct{} // one for each probe under way
+	ill      chan struct{} // one for each of them whose backend is unhealthy; see maxIll
+	began    time.Time
+
+	abandoned atomic.Int64 // Checks that did not return in time
+	stuck     atomic.Int64 // those of them that have not returned since
 }
 
 func newProber(s *backendSet, cfg *config) *prober {
-	return &prober{set: s, checker: cfg.checker, settings: cfg.check, slots: make(chan struct{}, maxProbes), began: time.Now()}
+	return &prober{
+		set: s, checker: cfg.checker, settings: cfg.check, began: time.Now(),
+		slots: make(chan struct{}, maxProbes), ill: make(chan struct{}, maxIll),
+	}
 }
 
-// watchAll begins to probe backends, the first maxProbes of a round at once.
+// watchAll begins to probe backends, the first maxProbes of them at once.
 func (p *prober) watchAll(backends []*Backend) {
 	spread := min(probeSpread, p.settings.Interval)
-	if len(backends) <= maxProbes {
-		spread = 0
-	}
+	rest := max(1, len(backends)-maxProbes)
 	for i, b := range backends {
-		b.watch.start(spread * time.Duration(i) / time.Duration(len(backends)))
+		b.watch.start(spread * time.Duration(max(0, i+1-maxProbes)) / time.Duration(rest))
 	}
+}
+
+// jittered returns d, longer or shorter by chance, so that it ends on a tick.
+func (p *prober) jittered(d time.Duration) time.Duration {
+	tick := min(probeTick, d/100)
+	least := float64(d)*(1-probeJitter) + float64(tick)
+	most := float64(d) * (1 + probeJitter)
+	now := time.Since(p.began)
+	due := now + time.Duration(least+(most-least)*rand.Float64())
+	return due.Truncate(max(1, tick)) - now
 }
 
 // watch probes one backend until it leaves.
@@ -59,13 +79,13 @@ type watch struct {
 	backend *Backend
 	ctx     context.Context // ends with end
 	cancel  context.CancelFunc
-	probes  int         // that have begun; used by one goroutine at a time
+	probes  int         // that have ended; used by one goroutine at a time
 	behind  atomic.Bool // a Check that was given up has not returned yet
 
 	mu      sync.Mutex // guards the following
 	timer   *time.Timer
 	due     time.Time // when the timer fires; zero while it is not set
-	running bool      // a probe is under way, which will set the timer
+	current *probe    // under way, which will set the timer; nil without
 	stopped bool
 }
 
@@ -79,7 +99,7 @@ func (p *prober) newWatch(b *Backend) *watch {
 func (w *watch) start(after time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.running {
+	if w.current == nil {
 		w.startLocked(after)
 	}
 }
@@ -96,6 +116,18 @@ func (w *watch) startLocked(after time.Duration) {
 	w.timer.Reset(after)
 }
 
+// restart probes at once. A probe that is under way asks for what does not matter any
+// more: it is cut and says nothing.
+func (w *watch) restart() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.current != nil {
+		w.current.cutLocked()
+		return
+	}
+	w.startLocked(0)
+}
+
 // hurry brings the next probe forward: something has happened to the backend.
 func (w *watch) hurry() {
 	if w == nil {
@@ -104,12 +136,12 @@ func (w *watch) hurry() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	after := w.prober.jittered(w.prober.settings.FastInterval)
-	if w.timer != nil && !w.running && time.Until(w.due) > after {
+	if w.timer != nil && w.current == nil && !w.due.IsZero() && time.Until(w.due) > after {
 		w.startLocked(after)
 	}
 }
 
-// pause stops the probes until start.
+// pause stops the probes until restart, and cuts one that is under way.
 func (w *watch) pause() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -121,6 +153,9 @@ func (w *watch) pauseLocked() {
 	if w.timer != nil {
 		w.timer.Stop()
 	}
+	if w.current != nil {
+		w.current.cutLocked()
+	}
 }
 
 // end stops the probes for good and cancels one that is under way.
@@ -129,10 +164,10 @@ func (w *watch) end() {
 		return
 	}
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.stopped = true
 	w.pauseLocked()
-	w.mu.Unlock()
-	w.cancel() // after the above: a probe that this cuts must not set the timer again
+	w.cancel()
 }
 
 // next is when the next probe is due, zero if none is.
@@ -142,15 +177,36 @@ func (w *watch) next() time.Time {
 	return w.due
 }
 
-// begin claims the probe that is due.
-func (w *watch) begin() bool {
+// probe is one call of the Checker. It ends when that returns or, if it does not in
+// time, without it.
+type probe struct {
+	watch *watch
+	slots []chan struct{} // that it holds one of each of
+	epoch uint32          // of the backend's health
+	began time.Time
+	ended atomic.Bool
+
+	// The following is guarded by the mu of the watch.
+	cancel context.CancelFunc // of the Check; nil before it
+	cut    bool               // it says nothing
+}
+
+func (p *probe) cutLocked() {
+	p.cut = true
+	if p.cancel != nil {
+		p.cancel()
+	}
+}
+
+// begin claims the probe that is due, nil if there is none.
+func (w *watch) begin() *probe {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.running || w.stopped {
-		return false
+	if w.current != nil || w.stopped {
+		return nil
 	}
-	w.running, w.due = true, time.Time{}
-	return true
+	w.current, w.due = &probe{watch: w}, time.Time{}
+	return w.current
 }
 
 // fire is called when a probe is due: it sends it, unless the backend is not to be
@@ -160,62 +216,97 @@ func (w *watch) fire() {
 		return
 	}
 	defer w.prober.set.work.leave()
-	if !w.begin() {
+	p := w.begin()
+	if p == nil || !p.wait() {
 		return
 	}
-	select {
-	case w.prober.slots <- struct{}{}:
-	case <-w.ctx.Done():
-		return
-	}
+	p.epoch, p.began = w.backend.passive.epoch.Load(), time.Now()
 	switch {
 	case w.backend.disabled():
-		w.done(0)
+		p.done(0)
 	case w.behind.Load():
-		w.prober.abandoned.Add(1)
+		p.learn(VerdictUnhealthy, told{text: errProbeBehind.Error()})
 		w.prober.set.panics.misbehaved("the Checker has not returned, so its backend cannot be probed", slog.String("backend", w.backend.name))
-		w.learn(&probe{watch: w, epoch: w.backend.passive.epoch.Load(), began: time.Now()}, VerdictUnhealthy, errProbeBehind)
+	case w.prober.stuck.Load() >= maxStuck:
+		p.learn(VerdictUnhealthy, told{text: errProbesStuck.Error()})
 	default:
-		w.send()
+		p.send()
 	}
 }
 
+// wait waits for the probe's turn, and tells whether the backend is still there then.
+func (p *probe) wait() bool {
+	w := p.watch
+	turns := []chan struct{}{w.prober.slots}
+	if w.backend.standing.Load().health == HealthUnhealthy {
+		turns = []chan struct{}{w.prober.ill, w.prober.slots}
+	}
+	for _, turn := range turns {
+		select {
+		case turn <- struct{}{}:
+			p.slots = append(p.slots, turn)
+		case <-w.ctx.Done():
+		}
+		if w.ctx.Err() != nil { // select may have chosen either
+			p.release()
+			return false
+		}
+	}
+	return true
+}
+
+func (p *probe) release() {
+	for _, slot := range p.slots {
+		<-slot
+	}
+	p.slots = nil
+}
+
 // done ends what begin began, with the next probe due after that time.
-func (w *watch) done(after time.Duration) {
-	<-w.prober.slots
+func (p *probe) done(after time.Duration) {
+	p.release()
+	w := p.watch
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.running = false
+	w.current = nil
+	if p.cut {
+		after = 0 // what it was cut for wants to be known
+	}
 	if !w.backend.disabled() { // asked here, for it may have changed since fire looked
 		w.startLocked(after)
 	}
 }
 
-// probe is one call of the Checker. It ends when that returns or, if it does not in
-// time, without it.
-type probe struct {
-	watch *watch
-	epoch uint32 // of the backend's health
-	began time.Time
-	ended atomic.Bool
+// isCut tells that the probe says nothing.
+func (p *probe) isCut() bool {
+	p.watch.mu.Lock()
+	defer p.watch.mu.Unlock()
+	return p.cut || p.watch.stopped
 }
 
 var (
 	errProbeTimeout = errors.New("no verdict in time")
 	errProbeBehind  = errors.New("the last check has not returned yet")
+	errProbesStuck  = errors.New("too many checks have not returned yet")
 	errProbeExit    = errors.New("checker ended its goroutine")
 )
 
 // send calls the Checker, which may be the user's: it may panic, lie or not return.
 // It does so on the goroutine of the timer, because most probes need no other.
-func (w *watch) send() {
-	p := &probe{watch: w, epoch: w.backend.passive.epoch.Load(), began: time.Now()}
+func (p *probe) send() {
+	w := p.watch
 	ctx, cancel := context.WithTimeout(w.ctx, w.prober.settings.Timeout)
 	defer cancel()
+	w.mu.Lock()
+	p.cancel = cancel
+	if p.cut {
+		cancel()
+	}
+	w.mu.Unlock()
 	w.behind.Store(true)
 	giveUp := context.AfterFunc(ctx, func() {
 		// A Checker that heeds its context is about to return, and says more.
-		time.AfterFunc(probeGrace, func() { p.end(ctx, VerdictUnhealthy, nil) })
+		time.AfterFunc(probeGrace, func() { p.abandon(ctx) })
 	})
 	verdict, err := VerdictUnhealthy, errProbeExit
 	defer func() {
@@ -225,76 +316,83 @@ func (w *watch) send() {
 		}
 		w.behind.Store(false)
 		giveUp()
-		p.end(ctx, verdict, err)
+		if p.ended.Swap(true) {
+			w.prober.stuck.Add(-1) // it was abandoned
+			return
+		}
+		p.conclude(ctx, verdict, err)
 	}()
-	verdict, err = w.prober.checker.Check(ctx, newProbeTarget(w.backend, w.prober.settings.Port))
+	target := newProbeTarget(w.backend, w.prober.settings.Port)
+	target.ctx = ctx
+	verdict, err = w.prober.checker.Check(ctx, target)
 }
 
-// end is called when the Checker has returned and when ctx has ended; the first call
-// counts.
-func (p *probe) end(ctx context.Context, v Verdict, err error) {
-	w := p.watch
-	if p.ended.Swap(true) || !w.prober.set.work.enter() {
+// abandon goes on without the Checker, which has not returned although ctx has ended.
+func (p *probe) abandon(ctx context.Context) {
+	prober := p.watch.prober
+	if p.ended.Swap(true) {
 		return
 	}
-	defer w.prober.set.work.leave()
+	prober.abandoned.Add(1)
+	prober.stuck.Add(1)
+	if prober.set.work.enter() {
+		defer prober.set.work.leave()
+		p.conclude(ctx, VerdictUnhealthy, nil)
+	}
+}
+
+// conclude makes a finding of what the Checker has returned. It is called once.
+func (p *probe) conclude(ctx context.Context, v Verdict, err error) {
+	panics := &p.watch.prober.set.panics
+	where := "an error of the Checker of backend " + p.watch.backend.name
 	switch {
-	case w.ctx.Err() != nil:
-		w.done(0) // it was cut, and says nothing
-		return
+	case p.isCut():
+		p.done(0)
 	case ctx.Err() != nil:
-		v, err = VerdictUnhealthy, w.late(err)
+		p.learn(VerdictUnhealthy, p.late(panics.tell(where, err)))
 	default:
-		v, err = w.believe(v, err)
-	}
-	w.learn(p, v, err)
-}
-
-// late is the reason of a probe whose time was up. err is what the Checker says of it,
-// if it has returned.
-func (w *watch) late(err error) error {
-	timeout := w.prober.settings.Timeout
-	if err == nil || errors.Is(err, errProbeExit) {
-		return fmt.Errorf("%w (%v)", errProbeTimeout, timeout)
-	}
-	return fmt.Errorf("%w (%v): %w", errProbeTimeout, timeout, err)
-}
-
-// learn hands in what a probe has found.
-func (w *watch) learn(p *probe, v Verdict, err error) {
-	w.probes++
-	inOrder := w.prober.set.learnProbe(w.backend, p.epoch, v, err, time.Since(p.began))
-	settings := w.prober.settings
-	switch {
-	case !inOrder:
-		w.done(w.prober.jittered(settings.FastInterval))
-	case w.probes == 1: // from now on at a time of its own
-		w.done(time.Duration(rand.Float64() * float64(settings.Interval)))
-	default:
-		w.done(w.prober.jittered(settings.Interval))
+		p.learn(p.believe(v, panics.tell(where, err)))
 	}
 }
 
-// jittered returns d, longer or shorter by chance, so that it ends on a tick.
-func (p *prober) jittered(d time.Duration) time.Duration {
-	tick := min(probeTick, d/100)
-	least := float64(d)*(1-probeJitter) + float64(tick)
-	most := float64(d) * (1 + probeJitter)
-	now := time.Since(p.began)
-	due := now + time.Duration(least+(most-least)*rand.Float64())
-	return due.Truncate(max(1, tick)) - now
+// late is the reason of a probe whose time was up. said is what the Checker says of
+// it, if it has returned.
+func (p *probe) late(said told) told {
+	text := fmt.Sprintf("%v (%v)", errProbeTimeout, p.watch.prober.settings.Timeout)
+	if said.text != "" && said.text != errProbeExit.Error() {
+		text += ": " + said.text
+	}
+	return told{text: text}
 }
 
 // believe returns the verdict, or that there is none if it makes no sense.
-func (w *watch) believe(v Verdict, err error) (Verdict, error) {
+func (p *probe) believe(v Verdict, said told) (Verdict, told) {
 	switch {
 	case int(v) >= len(verdictNames):
-		err = fmt.Errorf("checker returned verdict %d, which does not exist", v)
-	case v == VerdictHealthy && err != nil:
-		err = fmt.Errorf("checker returned healthy with an error: %w", err)
+		said = told{text: fmt.Sprintf("checker returned verdict %d, which does not exist", v)}
+	case v == VerdictHealthy && said.text != "":
+		said = told{text: "checker returned healthy with an error: " + said.text}
 	default:
-		return v, err
+		return v, said
 	}
-	w.prober.set.panics.misbehaved("the Checker of backend "+w.backend.name+" contradicts itself", slog.String("error", err.Error()))
-	return VerdictUnhealthy, err
+	p.watch.prober.set.panics.misbehaved("the Checker of backend "+p.watch.backend.name+" contradicts itself", slog.String("error", said.text))
+	return VerdictUnhealthy, said
+}
+
+// learn hands in what the probe has found, and then, with the next one on its way,
+// has it published and told: that is user code, which may take its time.
+func (p *probe) learn(v Verdict, reason told) {
+	w := p.watch
+	w.probes++
+	prober := w.prober
+	inOrder := prober.set.learnProbe(w.backend, &finding{v, reason, p.epoch, time.Since(p.began)})
+	switch settings := prober.settings; {
+	case !inOrder:
+		p.done(prober.jittered(settings.FastInterval))
+	case w.probes == 1: // from now on at a time of its own
+		p.done(time.Duration(rand.Float64() * float64(settings.Interval)))
+	default:
+		p.done(prober.jittered(settings.Interval))
+	}
+	prober.set.publishSoon()
 }

@@ -143,3 +143,22 @@ func (s *story) has(text string) bool {
 	defer s.mu.Unlock()
 	return slices.ContainsFunc(s.lines, func(line string) bool { return strings.Contains(line, text) })
 }
+
+// newHangingLogger returns a logger whose records of transitions wait for release.
+func newHangingLogger(release chan struct{}) *slog.Logger {
+	return slog.New(hanging{slog.DiscardHandler, release})
+}
+
+type hanging struct {
+	slog.Handler
+	release chan struct{}
+}
+
+func (hanging) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h hanging) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "backend state changed" {
+		<-h.release
+	}
+	return nil
+}

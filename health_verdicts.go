@@ -43,82 +43,83 @@ func (c *checks) count(v Verdict, h *HealthCheck) bool {
 	return true
 }
 
-// learnProbe draws the consequences of a probe that began with epoch, and tells
-// whether b is in order: then the next one has time.
-func (s *backendSet) learnProbe(b *Backend, epoch uint32, v Verdict, err error, took time.Duration) (inOrder bool) {
+// finding is what a probe has found.
+type finding struct {
+	verdict Verdict
+	reason  told
+	epoch   uint32 // of the backend's health when it was sent
+	took    time.Duration
+}
+
+// learnProbe draws the consequences of a probe and tells whether b is in order: then
+// the next one has time. What has changed is still to be published.
+func (s *backendSet) learnProbe(b *Backend, f *finding) (inOrder bool) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if !s.ownsLocked(b) || s.closed {
-		s.mu.Unlock()
 		return false
 	}
-	local := err != nil && isLocal(err)
 	c := &b.checks
-	if !local && c.count(v, s.cfg.check) {
-		s.settleLocked(b, epoch, v, err)
+	if !f.reason.local && c.count(f.verdict, s.cfg.check) {
+		s.settleLocked(b, f)
 	}
-	c.noteLocked(v, err, took, local)
-	inOrder = !local && v.passes() && b.standing.Load().health == v.health()
-	s.mu.Unlock()
-	s.publishSoon()
-	return inOrder
+	c.noteLocked(f)
+	return !f.reason.local && f.verdict.passes() && b.standing.Load().health == f.verdict.health()
 }
 
 // settleLocked moves b to the health that its probes give.
-func (s *backendSet) settleLocked(b *Backend, epoch uint32, v Verdict, err error) {
+func (s *backendSet) settleLocked(b *Backend, f *finding) {
+	s.warmLocked()
 	s.wakeLocked()
-	is, becomes := b.standing.Load().health, v.health()
-	reason := b.checks.reason(is, v, err)
+	is, becomes := b.standing.Load().health, f.verdict.health()
+	reason := b.checks.reason(is, f)
 	switch {
 	case is == becomes:
-	case !v.passes():
+	case !f.verdict.passes():
 		b.passive.forget() // the probes see what is wrong with it
 		s.setHealthLocked(b, becomes, reason, time.Time{})
 	case !is.takenOut():
 		s.setHealthLocked(b, becomes, reason, time.Time{})
-	case s.refutesLocked(b, epoch):
+	case s.refutesLocked(b, f.epoch):
 		s.endEjectionLocked(b, reason, true)
 	}
 }
 
 // reason says in a few words why a backend that is of some health is not any more.
-func (c *checks) reason(is Health, v Verdict, err error) string {
+func (c *checks) reason(is Health, f *finding) string {
 	var text string
 	switch {
 	case c.row < -1:
 		text = fmt.Sprintf("probes failed in a row: %d, the last", -c.row)
 	case c.row == -1:
 		text = "probe failed"
-	case v != VerdictHealthy:
-		text = "probe said " + v.String()
+	case f.verdict != VerdictHealthy:
+		text = "probe said " + f.verdict.String()
 	case is == HealthUnhealthy && c.row > 1:
 		text = fmt.Sprintf("probes passed in a row: %d", c.row)
 	default:
 		text = "probe passed"
 	}
-	if err == nil {
+	if f.reason.text == "" {
 		return text
 	}
-	return text + ": " + err.Error()
+	return text + ": " + f.reason.text
 }
 
-// noteLocked keeps what Stats tells of the last probe. local tells that it could not
-// be sent for want of something here.
-func (c *checks) noteLocked(v Verdict, err error, took time.Duration, local bool) {
-	n := &ProbeStats{Verdict: v.String(), At: time.Now(), Latency: took}
+// noteLocked keeps what Stats tells of the last probe. One that could not be sent for
+// want of something here is none.
+func (c *checks) noteLocked(f *finding) {
+	n := &ProbeStats{Verdict: f.verdict.String(), Error: f.reason.text, At: time.Now(), Latency: f.took}
 	if last := c.latest.Load(); last != nil {
 		n.Count, n.Failures = last.Count, last.Failures
 	}
 	n.Count++
 	n.InARow = max(c.row, -c.row)
-	if err != nil {
-		n.Error = err.Error()
-	}
-	if !v.passes() {
+	switch {
+	case f.reason.local:
+		n.Verdict, n.InARow = "none", 0
+	case !f.verdict.passes():
 		n.Failures++
-	}
-	if local {
-		n.Verdict = "none"
-		n.InARow = 0
 	}
 	c.latest.Store(n)
 }
@@ -134,7 +135,7 @@ func (b *Backend) mayReturn() time.Time {
 	switch {
 	case next.IsZero() || last == nil:
 		return st.until
-	case st.health == HealthEjected && !st.until.IsZero() && st.until.Before(next):
+	case st.health == HealthEjected && !st.until.IsZero() && (st.firm || st.until.Before(next)):
 		return st.until
 	case st.health != HealthUnhealthy:
 		return next

@@ -89,8 +89,8 @@ func (c *call) pickFiltered(snap *snapshot) (picked, error) {
 
 // candidates appends to list who may be picked, the best kind that there is:
 // first those that are usable or on trial, then the degraded, then any on trial, then
-// the draining, then the ejected, all of them untried; at last the tried. It also
-// returns the strategy that was prepared for those.
+// the last resort, all of them untried; at last the tried. It also returns the strategy
+// that was prepared for those.
 func (c *call) candidates(snap *snapshot, list []*Backend) ([]*Backend, Balancer) {
 	now := time.Now()
 	take := func(from []*Backend, fits func(*Backend) bool) bool {
@@ -114,13 +114,11 @@ func (c *call) candidates(snap *snapshot, list []*Backend) ([]*Backend, Balancer
 	case take(snap.members, suits):
 		return list, snap.balancer
 	case take(snap.degraded.backends, untried):
-		return list, snap.degraded.balancer
+		return list, snap.degraded.strategy()
 	case take(snap.members, onTrial):
 		return list, snap.balancer
-	case take(snap.draining.backends, untried):
-		return list, snap.draining.balancer
-	case take(snap.ejected.backends, untried):
-		return list, snap.ejected.balancer
+	case take(snap.resort.backends, untried):
+		return list, snap.resort.strategy()
 	}
 	take(snap.usable, c.hasTried)
 	return list, snap.balancer
@@ -130,7 +128,7 @@ func (c *call) candidates(snap *snapshot, list []*Backend) ([]*Backend, Balancer
 func (c *call) anyUntried() bool {
 	snap := c.pool.set.current.Load()
 	untried := func(b *Backend) bool { return !c.hasTried(b) }
-	for _, list := range [...][]*Backend{snap.usable, snap.degraded.backends, snap.draining.backends, snap.ejected.backends} {
+	for _, list := range [...][]*Backend{snap.usable, snap.degraded.backends, snap.resort.backends} {
 		if slices.ContainsFunc(list, untried) {
 			return true
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 )
 
 // Ready waits until every backend has a verdict of its probes and one of them may be
@@ -74,11 +75,10 @@ func (s *backendSet) unready(all bool) (why string, wake <-chan struct{}) {
 	}
 	waiting := 0
 	for _, b := range s.backends {
-		if b.watch != nil && !b.checks.known && !b.disabled() {
+		if b.awaitsVerdictLocked() {
 			waiting++
 		}
 	}
-	s.warm = s.warm || waiting == 0
 	switch {
 	case waiting > 0 && (all || !s.warm):
 		return fmt.Sprintf("of %d targets %d have no verdict yet", len(s.backends), waiting), s.wake
@@ -88,4 +88,14 @@ func (s *backendSet) unready(all bool) (why string, wake <-chan struct{}) {
 		return tally(s.backends), s.wake
 	}
 	return "", s.wake
+}
+
+// warmLocked notes whether all backends have a verdict by now.
+func (s *backendSet) warmLocked() {
+	s.warm = s.warm || !slices.ContainsFunc(s.backends, (*Backend).awaitsVerdictLocked)
+}
+
+// awaitsVerdictLocked tells whether nothing is known of b that a probe will find out.
+func (b *Backend) awaitsVerdictLocked() bool {
+	return b.watch != nil && !b.checks.known && !b.disabled()
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/bits"
 	"runtime/debug"
+	"strings"
 	"sync/atomic"
 )
 
@@ -41,6 +42,37 @@ func (p *panics) log(text string, attrs ...slog.Attr) {
 		}
 	}()
 	p.logger.LogAttrs(context.Background(), slog.LevelError, text, attrs...)
+}
+
+// maxErrorText bounds how much of an error's text is kept.
+const maxErrorText = 500
+
+// told is what an error of user code says, asked for once and without any lock held,
+// because its methods are user code too.
+type told struct {
+	text  string // empty without an error
+	local bool   // something is short here; see isLocal
+}
+
+// tell asks err, which came from where.
+func (p *panics) tell(where string, err error) (t told) {
+	if err == nil {
+		return told{}
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			p.caught(where, v)
+			t = told{text: fmt.Sprintf("an error of type %T whose text cannot be had", err)}
+		}
+	}()
+	t = told{text: err.Error(), local: isLocal(err)}
+	if len(t.text) > maxErrorText {
+		t.text = strings.ToValidUTF8(t.text[:maxErrorText], "") + "…"
+	}
+	if t.text == "" {
+		t.text = "an error without text"
+	}
+	return t
 }
 
 // seldom tells whether n is a power of two.

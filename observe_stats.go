@@ -34,8 +34,8 @@ type Stats struct {
 	// panics; Panics counts all panics of user code that were contained.
 	BadPicks int64 `json:"bad_picks"`
 	Panics   int64 `json:"panics"`
-	// Abandoned counts probes that could not be sent because a Checker had not
-	// returned from the one before, whose time was up.
+	// Abandoned counts calls of a Checker that did not return although their context
+	// had ended.
 	Abandoned int64 `json:"abandoned"`
 	// Usable is how many backends take requests like any other; see Status.Usable.
 	Usable int `json:"usable"`
@@ -55,7 +55,7 @@ type BackendStats struct {
 	State  string    `json:"state"`
 	Reason string    `json:"reason,omitempty"`
 	Since  time.Time `json:"since"`
-	// Until is when an ejection ends.
+	// Until is when an ejection ends; see Status.Until.
 	Until time.Time `json:"until,omitzero"`
 	// Usable tells whether it takes requests like any other; see Status.Usable.
 	Usable   bool  `json:"usable"`
@@ -157,7 +157,8 @@ func (b *Backend) stats() BackendStats {
 	st := b.Status()
 	s := BackendStats{
 		Name: b.name, URL: b.URL(),
-		State: st.String(), Reason: st.Reason, Since: st.Since, Until: st.Until, Usable: st.Usable(),
+		State: st.String(), Reason: st.Reason, Since: st.Since, Until: st.Until,
+		Usable:   st.Usable() && b.takesRequests(),
 		Weight:   b.settings.Load().weight,
 		InFlight: b.inFlight.Load(),
 		Requests: b.requests.Load(), Failures: b.failures.Load(), Retries: b.retries.Load(),

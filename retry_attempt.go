@@ -163,6 +163,15 @@ func (a *attempt) roundTrip(rt http.RoundTripper, r *http.Request) (resp *http.R
 		}
 	}()
 	resp, err = rt.RoundTrip(r)
+	if err != nil {
+		_ = err.Error() // if that panics, as that of a nil pointer does, it is to do so here
+	}
+	return checkRoundTrip(resp, err)
+}
+
+// checkRoundTrip makes of what a RoundTripper returned an answer with a body or an
+// error.
+func checkRoundTrip(resp *http.Response, err error) (*http.Response, error) {
 	switch {
 	case err != nil && resp != nil && resp.Body != nil:
 		resp.Body.Close()
