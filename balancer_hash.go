@@ -4,9 +4,7 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"net/http"
-	"net/netip"
 	"slices"
-	"strings"
 	"sync/atomic"
 
 	"example.com/lb/internal/ring"
@@ -17,8 +15,8 @@ import (
 // weights alone: not on their order, nor on the process. When a backend comes or
 // goes, only clients that it takes or leaves change theirs.
 //
-// The address is that of the request's peer, with or without a port; an IPv6
-// address counts by its first 64 bits, which one customer commonly has for
+// The address is that of ClientIP: the request's peer or, behind trusted proxies, the
+// client that they name. An IPv6 address counts by its first 64 bits, which one customer commonly has for
 // themself. A request without an address, such as one given to RoundTrip or one
 // that came over a unix socket, goes to a random backend by weight. A backend gets
 // at least about 1/320 of what the heaviest one gets, however small its weight.
@@ -91,34 +89,23 @@ func (p *preparedHash) Pick(r *http.Request, candidates []*Backend) *Backend {
 	return candidates[rand.IntN(len(candidates))] // not reached with candidates of the set
 }
 
-// addressHash hashes the address of r's peer.
+// addressHash hashes the address of r's client.
 func addressHash(r *http.Request) (hash uint64, ok bool) {
-	if r == nil || r.RemoteAddr == "" || r.RemoteAddr == "@" { // a unix socket's
+	if r == nil {
 		return 0, false
 	}
-	addr, err := netip.ParseAddr(withoutPort(r.RemoteAddr))
-	if err != nil {
+	addr := ClientIP(r)
+	switch {
+	case addr.IsValid():
+	case r.RemoteAddr == "", r.RemoteAddr == "@": // a unix socket's
+		return 0, false
+	default:
 		return ring.String(r.RemoteAddr), true // a server of another kind: take it as it is
 	}
-	addr = addr.Unmap()
 	b := addr.As16()
 	high, low := binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
 	if addr.Is6() {
 		low = 0
 	}
 	return ring.Words(high, low), true
-}
-
-// withoutPort returns addr without port and brackets. There is no port where a
-// middleware has put an address from a header in the place of the peer's.
-func withoutPort(addr string) string {
-	if addr[0] == '[' {
-		if end := strings.IndexByte(addr, ']'); end > 0 {
-			return addr[1:end]
-		}
-	}
-	if colon := strings.IndexByte(addr, ':'); colon >= 0 && colon == strings.LastIndexByte(addr, ':') {
-		return addr[:colon]
-	}
-	return addr
 }

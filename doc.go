@@ -54,8 +54,9 @@
 // [RetryPolicy]. Once the answer has begun there is no retry.
 //
 // ServeHTTP takes out hop-by-hop fields and whatever the client claims in the
-// Forwarded and X-Forwarded fields, and sets X-Forwarded-For, -Host and -Proto
-// itself. RoundTrip leaves the header as it is. To the backends both speak
+// Forwarded and X-Forwarded fields (but see [WithTrustedProxies]), and sets
+// X-Forwarded-For, -Host and -Proto itself; the path and the query go out byte for
+// byte. RoundTrip leaves the header as it is. To the backends both speak
 // HTTP/1.1.
 //
 // # Words

@@ -77,6 +77,7 @@ func (e *AttemptError) Unwrap() error { return e.Err }
 //	http.MaxBytesReader in front of the pool          413
 //	request body too slow (408), broken (400)
 //	client left                                       499, see StatusClientClosed
+//	hook of WithRewrite that panicked                 500
 //	anything else                                     502
 //
 // A nil err gives 200.
@@ -109,6 +110,8 @@ func (e *AttemptError) status() int {
 		return http.StatusGatewayTimeout
 	case CauseClosed, CauseLocal:
 		return http.StatusServiceUnavailable
+	case CauseHook:
+		return http.StatusInternalServerError
 	}
 	return http.StatusBadGateway
 }

@@ -70,7 +70,9 @@ func New(targets []Target, opts ...Option) (*Pool, error) {
 // The request goes out without hop-by-hop fields and without what a client may
 // claim about its way here: Forwarded, X-Real-Ip and X-Forwarded-For, -Host,
 // -Proto, -Port, -Prefix, -Server and -Ssl, also spelt with underscores. Then
-// X-Forwarded-For, -Host and -Proto are set to what is known of r's peer.
+// X-Forwarded-For, -Host and -Proto are set to what is known of r's peer; see
+// WithTrustedProxies for a peer that is believed. Path and query go out byte for byte,
+// with the path of the target's URL in front, and no field is invented.
 //
 // A middleware that wraps w must give its writer an Unwrap method (see
 // http.ResponseController): without one, streams are passed on in lumps, upgrades

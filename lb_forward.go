@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"net/http"
+	"net/netip"
 	"net/textproto"
 	"strings"
 	"sync"
@@ -52,6 +53,12 @@ func (p *Pool) forward(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.answer, _ = resp.Body.(undelivered)
+	if hook := p.cfg.modify; hook != nil {
+		if err := s.modify(hook, resp); err != nil {
+			s.failHere(err)
+			return
+		}
+	}
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		s.tunnel(resp)
 		return
@@ -61,10 +68,17 @@ func (p *Pool) forward(w http.ResponseWriter, r *http.Request) {
 
 // prepare makes of the client's request what goes out to any backend.
 func (s *serving) prepare() {
+	believed := false
 	s.out = *s.in
+	if trust := &s.pool.cfg.trust; !trust.none() {
+		var client netip.Addr
+		client, believed = trust.client(s.in)
+		s.out = *s.in.WithContext(withClient(s.in.Context(), client))
+	}
 	out := &s.out
-	out.Header = requestHeader(s.in, upgradeOf(s.in, s.pool.cfg.upgrades.Protocols))
+	out.Header = requestHeader(s.in, upgradeOf(s.in, s.pool.cfg.upgrades.Protocols), believed)
 	out.Close = false
+	s.call.original = s.in
 	s.call.target = rawTarget(s.in)
 	s.call.hint = s.hint
 	switch {

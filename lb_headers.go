@@ -64,14 +64,14 @@ func isForwarded(name string) bool {
 }
 
 // requestHeader is the header that goes out for in: a map of its own, whose values are
-// in's. It has nothing that is for in's connection alone, nor what a client claims about
-// its way, and then says itself what is known of that. upgrade is the protocol to ask
-// for, empty for none.
-func requestHeader(in *http.Request, upgrade string) http.Header {
+// in's. It has nothing that is for in's connection alone. What in says about its way is
+// kept if it is believed, which only what trusted proxies say is, and what is known of
+// its peer is added. upgrade is the protocol to ask for, empty for none.
+func requestHeader(in *http.Request, upgrade string, believed bool) http.Header {
 	out := make(http.Header, len(in.Header)+6)
 	options := connectionOptions(in.Header)
 	for name, values := range in.Header {
-		if isHopByHop(name) || isForwarded(name) || slices.Contains(options, name) {
+		if isHopByHop(name) || isForwarded(name) && !believed || slices.Contains(options, name) {
 			continue
 		}
 		out[name] = values[:len(values):len(values)]
@@ -91,7 +91,8 @@ func requestHeader(in *http.Request, upgrade string) http.Header {
 }
 
 // setForwarded makes the X-Forwarded-For, -Host and -Proto fields of out say what
-// is known of in's peer.
+// is known of in's peer. Where they are there already, a trusted proxy has said it: then
+// only the peer is added to its list.
 func setForwarded(out http.Header, in *http.Request) {
 	values := [...]string{"", in.Host, "http"} // one allocation for all three
 	if in.TLS != nil {
@@ -99,12 +100,17 @@ func setForwarded(out http.Header, in *http.Request) {
 	}
 	if ip, _, err := net.SplitHostPort(in.RemoteAddr); err == nil {
 		values[0] = ip
+		if before := out["X-Forwarded-For"]; len(before) > 0 {
+			values[0] = strings.Join(before, ", ") + ", " + ip
+		}
 		out["X-Forwarded-For"] = values[0:1:1]
 	}
-	if in.Host != "" { // HTTP/1.0 may have none
+	if in.Host != "" && len(out["X-Forwarded-Host"]) == 0 { // HTTP/1.0 may have none
 		out["X-Forwarded-Host"] = values[1:2:2]
 	}
-	out["X-Forwarded-Proto"] = values[2:3:3]
+	if len(out["X-Forwarded-Proto"]) == 0 {
+		out["X-Forwarded-Proto"] = values[2:3:3]
+	}
 }
 
 // copyHeader adds the fields of an answer to those that are in dst already, but for

@@ -41,11 +41,12 @@ const (
 	CauseDeadline                   // the deadline of the request's context passed: client
 	CauseLocal                      // out of files, ports or buffers here: us
 	CauseClosed                     // the pool was closed meanwhile: us
+	CauseHook                       // a hook of the user's panicked: us
 )
 
 var causeNames = [...]string{
 	"none", "refused", "timeout", "tls", "reset", "protocol", "unknown",
-	"client gone", "client body", "client request", "deadline", "local", "closed",
+	"client gone", "client body", "client request", "deadline", "local", "closed", "hook",
 }
 
 // String returns the cause in lower-case words.
@@ -88,7 +89,7 @@ func blameOf(c Cause) Blame {
 		return BlameNone
 	case CauseClientGone, CauseClientBody, CauseClientRequest, CauseDeadline:
 		return BlameClient
-	case CauseLocal, CauseClosed:
+	case CauseLocal, CauseClosed, CauseHook:
 		return BlameUs
 	}
 	return BlameBackend

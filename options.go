@@ -87,6 +87,9 @@ type config struct {
 	timeouts     Timeouts
 	transport    http.RoundTripper
 	upgrades     Upgrades
+	trust        trust
+	rewrite      func(*ProxyRequest)
+	modify       func(*http.Response) error
 	errorHandler func(http.ResponseWriter, *http.Request, error)
 	logger       *slog.Logger
 
@@ -242,10 +245,51 @@ func WithTransport(rt http.RoundTripper) Option {
 	})
 }
 
+// WithTrustedProxies sets whom the pool believes about the way that a request has
+// taken before it came here. Without it that is nobody. See also ClientIP.
+func WithTrustedProxies(p TrustedProxies) Option {
+	return optionFunc(func(c *config) {
+		c.trust = trust{}
+		c.trust.read(p, c)
+	})
+}
+
 // WithUpgrades sets which upgrades ServeHTTP passes on. Without it that is WebSocket.
 // RoundTrip passes on what its caller asks for.
 func WithUpgrades(u Upgrades) Option {
 	return optionFunc(func(c *config) { c.upgrades = u })
+}
+
+// WithRewrite sets a hook that may change each request on its way to a backend, once
+// per attempt: an attempt does not see what the hook did for another. f is called
+// concurrently, on the request's goroutine, and must not keep what it is given. If it
+// panics, the request is answered with 500 and goes nowhere else. BackendFrom finds the
+// backend in the context of ProxyRequest.Out too.
+func WithRewrite(f func(*ProxyRequest)) Option {
+	return optionFunc(func(c *config) {
+		if f == nil {
+			c.faultf("WithRewrite: the function is nil: leave the option out to change nothing")
+			return
+		}
+		c.rewrite = f
+	})
+}
+
+// WithModifyResponse sets a hook that may change the answer that ServeHTTP is about to
+// pass on: its status, header and body. It is called once per request that is answered,
+// not for answers that are retried, concurrently, on the request's goroutine.
+// Response.Request is the request as it came, and BackendFrom of its context the
+// backend. A hook that puts another Body in place closes the old one, or has its Close do
+// so. An error, or a panic, discards the answer: the request is answered with 502 through
+// WithErrorHandler.
+func WithModifyResponse(f func(*http.Response) error) Option {
+	return optionFunc(func(c *config) {
+		if f == nil {
+			c.faultf("WithModifyResponse: the function is nil: leave the option out to change nothing")
+			return
+		}
+		c.modify = f
+	})
 }
 
 // WithErrorHandler sets who answers when ServeHTTP has no backend's answer to

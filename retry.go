@@ -113,7 +113,9 @@ func repeatable(r *http.Request) bool {
 // has to remember. It is used by one goroutine.
 type call struct {
 	pool       *Pool
-	in         *http.Request // as it came; never changed
+	in         *http.Request // as it goes out to any backend; never changed
+	original   *http.Request // as it came
+	answering  *attempt      // whose answer was delivered; nil before
 	body       *replay       // nil without a body
 	began      time.Time
 	repeatable bool
@@ -140,6 +142,9 @@ func (c *call) replayable() bool {
 // init makes c the call of r. left is called when the request is over, if not nil.
 func (c *call) init(p *Pool, r *http.Request, left func()) *call {
 	c.pool, c.in, c.left = p, r, left
+	if c.original == nil {
+		c.original = r
+	}
 	c.began, c.repeatable, c.unreached = time.Now(), repeatable(r), true
 	c.tried = c.triedArray[:0]
 	c.record, _ = r.Context().Value(recordKey{}).(*RequestRecord)
@@ -204,7 +209,7 @@ func (c *call) again(a *attempt, o *Outcome) (time.Duration, bool) {
 		c.failedDials++
 	}
 	switch {
-	case o.Blame == BlameClient || o.Cause == CauseClosed:
+	case o.Blame == BlameClient || o.Cause == CauseClosed || o.Cause == CauseHook:
 		return 0, false
 	case !c.repeatable && !o.NeverLeft:
 		return 0, false

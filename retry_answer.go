@@ -13,6 +13,7 @@ import (
 // body is to come.
 func (a *attempt) deliver(resp *http.Response) *http.Response {
 	resp.Request = a.call.in
+	a.call.answering = a
 	if a.body != nil {
 		a.body.conclude()
 	}

@@ -96,8 +96,11 @@ func (c *call) begin(p picked) *attempt {
 // Value shows the attempt's client trace in place of the caller's, and the attempt
 // to its dial.
 func (a *attempt) Value(key any) any {
-	if key == (attemptKey{}) {
+	switch key {
+	case attemptKey{}:
 		return a
+	case backendKey{}:
+		return a.backend
 	}
 	v := a.Context.Value(key)
 	if _, ok := v.(*httptrace.ClientTrace); ok {
@@ -109,6 +112,12 @@ func (a *attempt) Value(key any) any {
 // do sends the request and returns the answer's headers, or why there are none.
 func (a *attempt) do() (*http.Response, Outcome) {
 	req := a.outgoing()
+	if hook := a.call.pool.cfg.rewrite; hook != nil {
+		if err := a.rewrite(hook, req); err != nil {
+			a.end()
+			return nil, a.outcome(err)
+		}
+	}
 	conns := a.backend.conns
 	rt := conns.plain
 	if req.Header.Get("Upgrade") != "" {

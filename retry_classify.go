@@ -102,6 +102,8 @@ func (a *attempt) causeLocked(err error, stage Stage, moved bool, bodyFault erro
 		return cause
 	}
 	switch {
+	case errors.Is(err, errHook):
+		return CauseHook
 	case isLocal(err):
 		return CauseLocal
 	case isTimeout(err):

@@ -1,0 +1,89 @@
+package lb_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+
+	"example.com/lb"
+)
+
+// serveEcho starts a server that answers with its path and one field of the request.
+func serveEcho(field string) (url string, stop func()) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "%s %s", r.URL.Path, r.Header.Get(field))
+	}))
+	return s.URL, s.Close
+}
+
+// A hook changes each request on its way out.
+func ExampleWithRewrite() {
+	url, stop := serveEcho("Authorization")
+	defer stop()
+	pool, err := lb.New([]lb.Target{{Name: "a", URL: url}}, lb.WithRewrite(func(p *lb.ProxyRequest) {
+		p.Out.Header.Set("Authorization", "Bearer of-"+p.Backend.Name())
+		p.Out.URL.Path = "/v2" + p.Out.URL.Path
+	}))
+	if err != nil {
+		panic(err)
+	}
+	defer pool.Close()
+	fmt.Println(askPool(pool))
+	// Output: 200 /v2/ Bearer of-a
+}
+
+// A hook changes the answer, or refuses it.
+func ExampleWithModifyResponse() {
+	url, stop := serveEcho("")
+	defer stop()
+	pool, err := lb.New([]lb.Target{{Name: "a", URL: url}}, lb.WithModifyResponse(func(resp *http.Response) error {
+		resp.Header.Set("Served-By", lb.BackendFrom(resp.Request.Context()).Name())
+		return nil
+	}))
+	if err != nil {
+		panic(err)
+	}
+	defer pool.Close()
+	w := httptest.NewRecorder()
+	pool.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", http.NoBody))
+	fmt.Println(w.Code, w.Header().Get("Served-By"))
+	// Output: 200 a
+}
+
+// Behind a proxy of one's own the client is whom that proxy names.
+func ExampleWithTrustedProxies() {
+	url, stop := serveEcho("X-Forwarded-For")
+	defer stop()
+	pool, err := lb.New(lb.Targets(url), lb.WithTrustedProxies(lb.TrustedProxies{Prefixes: []string{"10.0.0.0/8"}}))
+	if err != nil {
+		panic(err)
+	}
+	defer pool.Close()
+	for _, peer := range []string{"10.1.2.3:4567", "192.0.2.7:4567"} {
+		r := httptest.NewRequest(http.MethodGet, "/", http.NoBody)
+		r.RemoteAddr = peer
+		r.Header.Set("X-Forwarded-For", "203.0.113.9")
+		w := httptest.NewRecorder()
+		pool.ServeHTTP(w, r)
+		body, _ := io.ReadAll(w.Body)
+		fmt.Printf("%s: %s\n", peer, body)
+	}
+	// Output:
+	// 10.1.2.3:4567: / 203.0.113.9, 10.1.2.3
+	// 192.0.2.7:4567: / 192.0.2.7
+}
+
+// A strategy goes by the client, as the pool sees it.
+func ExampleClientIP() {
+	onlyLocal := func(r *http.Request, candidates []*lb.Backend) *lb.Backend {
+		if lb.ClientIP(r).IsLoopback() {
+			return candidates[0]
+		}
+		return nil
+	}
+	r := httptest.NewRequest(http.MethodGet, "/", http.NoBody)
+	r.RemoteAddr = "127.0.0.1:4567"
+	fmt.Println(onlyLocal(r, []*lb.Backend{lb.NewBackend(lb.Target{Name: "a"})}))
+	// Output: a
+}

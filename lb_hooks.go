@@ -1,0 +1,81 @@
+package lb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+)
+
+// ProxyRequest is what a hook of WithRewrite may change of a request on its way to a
+// backend.
+type ProxyRequest struct {
+	// In is the request as it came: to ServeHTTP or to RoundTrip. It must not be
+	// changed.
+	In *http.Request
+	// Out is what goes out: without hop-by-hop fields and with the X-Forwarded fields
+	// set, if it came to ServeHTTP. Its header, Host, and the path and query of its URL
+	// may be changed; they are this attempt's own. Whatever is done to its Method, Body,
+	// ContentLength and to the scheme and host of its URL is undone.
+	Out *http.Request
+	// Backend is where it goes.
+	Backend *Backend
+}
+
+// errHook is the error of an attempt that a hook has made impossible.
+var errHook = errors.New("hook panicked")
+
+// rewrite lets the user's hook change out, which is this attempt's alone.
+func (a *attempt) rewrite(hook func(*ProxyRequest), out *http.Request) (err error) {
+	raw := a.url.Opaque
+	a.url.Opaque = ""
+	before, u := a.url, a.url
+	kept := *out
+	out.URL, out.Header = &u, out.Header.Clone()
+	defer func() {
+		if v := recover(); v != nil {
+			a.call.pool.set.panics.caught("the hook of WithRewrite", v)
+			err = fmt.Errorf("%w: %v", errHook, v)
+		}
+	}()
+	hook(&ProxyRequest{In: a.call.original, Out: out, Backend: a.backend})
+
+	out.Method, out.Body, out.GetBody, out.ContentLength = kept.Method, kept.Body, kept.GetBody, kept.ContentLength
+	out.TransferEncoding, out.Trailer, out.Close = kept.TransferEncoding, kept.Trailer, kept.Close
+	if out.Header == nil {
+		out.Header = make(http.Header)
+	}
+	if out.URL == nil {
+		out.URL = new(url.URL)
+	}
+	a.url = *out.URL
+	a.url.Scheme, a.url.Host, a.url.User, a.url.Opaque = before.Scheme, before.Host, nil, ""
+	if a.url.Path == before.Path && a.url.RawPath == before.RawPath {
+		a.url.Opaque = raw // nobody has touched the path: byte for byte as it came
+	}
+	out.URL = &a.url
+	return nil
+}
+
+// modify lets the user's hook change the answer.
+func (s *serving) modify(hook func(*http.Response) error, resp *http.Response) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			s.pool.set.panics.caught("the hook of WithModifyResponse", v)
+			err = fmt.Errorf("%w: %v", errHook, v)
+		}
+	}()
+	resp.Request = s.in.WithContext(s.call.answering)
+	return hook(resp)
+}
+
+type backendKey struct{}
+
+// BackendFrom returns the backend that a request is on, from the context of
+// ProxyRequest.Out in a hook of WithRewrite, or of Response.Request in one of
+// WithModifyResponse; nil elsewhere.
+func BackendFrom(ctx context.Context) *Backend {
+	b, _ := ctx.Value(backendKey{}).(*Backend)
+	return b
+}
