@@ -394,6 +394,10 @@ func TestStatsTellOfProbes(t *testing.T) {
 		}
 		r.after(20 * time.Second)
 		s := r.pool.Stats()
+		for s.Backends[0].Probe.Next.IsZero() { // one is under way
+			r.after(50 * time.Millisecond)
+			s = r.pool.Stats()
+		}
 		p := s.Backends[0].Probe
 		if p.Verdict != "healthy" || p.Error != "" || p.Latency != 120*time.Millisecond || p.InARow != int(p.Count) || p.Failures != 0 {
 			t.Errorf("probe = %+v", p)
