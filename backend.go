@@ -169,6 +169,9 @@ func newBackend(p parsed, c *conns, now time.Time) *Backend {
 // they are promised to have a share.
 func (b *Backend) configure(s settings) {
 	b.settings.Store(&s)
+	if b.conns != nil && b.conns.handler != nil && s.handler != nil {
+		b.conns.handler.handler.Store(&s.handler)
+	}
 	if s.weight != NoWeight || b.weight.Load() == 0 {
 		b.weight.Store(int64(s.weight))
 	}

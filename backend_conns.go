@@ -22,6 +22,7 @@ type conns struct {
 	probe   http.RoundTripper // for probes: a fresh connection each
 	dial    dialFunc          // of a connection for a probe; nil if connections are not ours
 	dialTLS dialFunc          // the same with a handshake
+	handler *handlerTransport // in place of all of these; nil for a URL
 	owned   bool              // the transports and their connections are ours
 	all     *connSet
 	panics  *panics

@@ -20,6 +20,8 @@ type backendSet struct {
 	work    gate    // the set's timers, its probes and the pool's readers, which Close waits for
 	panics  panics
 
+	abandonedHandlers atomic.Int64
+
 	mu          sync.Mutex // guards the following
 	backends    []*Backend
 	changes     uint64        // counts what a snapshot must show
@@ -104,11 +106,21 @@ func (s *backendSet) replace(targets []parsed) {
 }
 
 func (s *backendSet) newBackend(t parsed) *Backend {
-	b := newBackend(t, newConns(s.conns, t.endpoint, s.cfg, &s.panics), time.Now())
+	c := newConns(s.conns, t.endpoint, s.cfg, &s.panics)
+	if t.settings.handler != nil {
+		c = s.handlerConns()
+	}
+	b := newBackend(t, c, time.Now())
 	if s.prober != nil {
 		b.watch = s.prober.newWatch(b)
 	}
 	return b
+}
+
+// handlerConns returns the way to a target that is a Handler.
+func (s *backendSet) handlerConns() *conns {
+	t := &handlerTransport{work: &s.work, panics: &s.panics, abandoned: &s.abandonedHandlers}
+	return &conns{plain: t, upgrade: t, probe: t, handler: t, all: s.conns, panics: &s.panics}
 }
 
 // configureLocked changes b's settings in place. What is known of a probe that is
@@ -264,10 +276,11 @@ func (s *backendSet) close() {
 	}
 }
 
-// abandoned is how often a Checker was found not to have returned.
+// abandoned is how often user code was found to go on after its context had ended.
 func (s *backendSet) abandoned() int64 {
-	if s.prober == nil {
-		return 0
+	n := s.abandonedHandlers.Load()
+	if s.prober != nil {
+		n += s.prober.abandoned.Load()
 	}
-	return s.prober.abandoned.Load()
+	return n
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
@@ -19,9 +20,9 @@ const (
 	HostFromURL = "{url}"
 )
 
-// Target is what the user configures: one server and its share. It is a plain
-// value; the pool copies what it needs and turns it into a Backend. The zero
-// value is not valid, because URL must be set.
+// Target is what the user configures: one server, or one Handler in this process, and
+// its share. It is a plain value; the pool copies what it needs and turns it into a
+// Backend. The zero value is not valid, because URL or Handler must be set.
 type Target struct {
 	// Name identifies the target within its pool, in calls, logs and Stats. A
 	// target that keeps name and URL in an update keeps its Backend with all
@@ -31,6 +32,15 @@ type Target struct {
 	// optional path, which is put in front of the path of every request.
 	// Userinfo, query and fragment are errors.
 	URL string
+	// Handler is an in-process target in the place of a URL: a canary, a fallback,
+	// another Pool. It needs a Name, and has neither Host, HostFromURL excepted, nor
+	// HealthURL. It is called on a goroutine of its own with a request as a server's; its
+	// writer can Flush and send 1xx answers and trailers, but cannot be taken over, so
+	// only a Pool passes upgrades on. A panic is a failure of the backend, or a cut answer
+	// if that has begun. When the request ends its context does, and Handler must return;
+	// if it does not within a second, it counts in Stats.Abandoned. A change of Handler
+	// keeps the Backend. Handlers are never compared, and may be called concurrently.
+	Handler http.Handler
 	// Weight is the target's share of the requests in proportion to the others'
 	// weights. 0 means 1, MaxWeight is the largest. NoWeight (-1) gives it no
 	// new requests; anything below is an error.
@@ -69,7 +79,12 @@ type endpoint struct {
 }
 
 // url is the endpoint as a URL, and the default name of its target.
-func (e endpoint) url() string { return e.scheme + "://" + e.host + e.rawPrefix }
+func (e endpoint) url() string {
+	if e.scheme == "" { // a Handler
+		return ""
+	}
+	return e.scheme + "://" + e.host + e.rawPrefix
+}
 
 // addr is the endpoint's host and port, to dial.
 func (e *endpoint) addr() string {
@@ -118,10 +133,11 @@ type settings struct {
 	weight   int
 	metadata map[string]string
 	health   *probeAddress // Target.HealthURL; nil without
+	handler  http.Handler  // nil for a URL
 }
 
 func settingsOf(t Target) settings {
-	s := settings{weight: t.Weight, metadata: maps.Clone(t.Metadata)}
+	s := settings{weight: t.Weight, metadata: maps.Clone(t.Metadata), handler: t.Handler}
 	if s.weight == 0 {
 		s.weight = 1
 	}
@@ -157,8 +173,14 @@ func parseTargets(targets []Target) ([]parsed, error) {
 
 func parseTarget(t Target) (parsed, []error) {
 	var faults []error
-	e, err := parseEndpoint(t.URL)
-	faults = append(faults, each(err)...)
+	var e endpoint
+	var err error
+	if t.Handler != nil {
+		faults = checkHandler(t)
+	} else {
+		e, err = parseEndpoint(t.URL)
+		faults = append(faults, each(err)...)
+	}
 	e.sendHost = t.Host
 	p := parsed{name: t.Name, endpoint: e, settings: settingsOf(t)}
 	if p.name == "" && err == nil {
@@ -181,6 +203,26 @@ func parseTarget(t Target) (parsed, []error) {
 		faults = append(faults, fmt.Errorf("host %q: want a host name with an optional port, or HostFromURL", t.Host))
 	}
 	return p, faults
+}
+
+// checkHandler returns what is wrong with a target that has a Handler.
+func checkHandler(t Target) (faults []error) {
+	if isNil(t.Handler) {
+		faults = append(faults, fmt.Errorf("handler is a nil %T: leave it out for a URL", t.Handler))
+	}
+	if t.URL != "" {
+		faults = append(faults, fmt.Errorf("URL %q beside a Handler: want one of them", t.URL))
+	}
+	if t.Name == "" {
+		faults = append(faults, errors.New("a Handler without Name: it has no URL to be named after"))
+	}
+	if t.HealthURL != "" {
+		faults = append(faults, fmt.Errorf("health URL %q beside a Handler, which is probed in this process: leave it out", t.HealthURL))
+	}
+	if t.Host == HostFromURL {
+		faults = append(faults, errors.New("HostFromURL beside a Handler, which has no URL"))
+	}
+	return faults
 }
 
 // each returns the errors that err was joined from.

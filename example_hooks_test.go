@@ -87,3 +87,19 @@ func ExampleClientIP() {
 	fmt.Println(onlyLocal(r, []*lb.Backend{lb.NewBackend(lb.Target{Name: "a"})}))
 	// Output: a
 }
+
+// A handler of this process stands in when the servers are down: as the last of the
+// candidates for this strategy, which goes by their order.
+func ExampleTarget_handler() {
+	sorry := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		io.WriteString(w, "back in a minute")
+	})
+	pool, err := lb.New([]lb.Target{deadTarget("a"), {Name: "sorry", Handler: sorry}}, lb.WithBalancer(lb.BalancerFunc(pickFirst)))
+	if err != nil {
+		panic(err)
+	}
+	defer pool.Close()
+	fmt.Println(askPool(pool))
+	// Output: 503 back in a minute
+}

@@ -223,6 +223,9 @@ func (h *HealthCheck) check(ctx context.Context, t ProbeTarget) (Verdict, error)
 }
 
 func (h *HealthCheck) connect(ctx context.Context, t ProbeTarget) (Verdict, error) {
+	if t.backend.conns.handler != nil {
+		return VerdictHealthy, nil // it is here
+	}
 	nc, err := t.dial(ctx)
 	if err != nil {
 		return VerdictUnhealthy, err

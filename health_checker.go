@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"time"
 )
 
 // Verdict is what a probe says of a backend. The zero value is VerdictUnhealthy, so
@@ -133,8 +132,10 @@ func NewProbeTarget(t Target, rt http.RoundTripper) (ProbeTarget, error) {
 	if err != nil {
 		return ProbeTarget{}, fmt.Errorf("lb: %w", err)
 	}
-	conns := newConns(newConnSet(), list[0].endpoint, cfg, &panics{logger: cfg.logger})
-	return newProbeTarget(newBackend(list[0], conns, time.Now()), 0), nil
+	alone := &backendSet{cfg: cfg, conns: newConnSet()}
+	alone.panics.logger = cfg.logger
+	alone.work.init()
+	return newProbeTarget(alone.newBackend(list[0]), 0), nil
 }
 
 // Backend returns the backend that is probed.

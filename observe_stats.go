@@ -34,8 +34,8 @@ type Stats struct {
 	// panics; Panics counts all panics of user code that were contained.
 	BadPicks int64 `json:"bad_picks"`
 	Panics   int64 `json:"panics"`
-	// Abandoned counts calls of a Checker that did not return although their context
-	// had ended.
+	// Abandoned counts calls of Checkers and of Handlers of targets that did not return
+	// although their context had ended.
 	Abandoned int64 `json:"abandoned"`
 	// Usable is how many backends take requests like any other; see Status.Usable.
 	Usable int `json:"usable"`

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/textproto"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -144,6 +145,9 @@ func (c *call) init(p *Pool, r *http.Request, left func()) *call {
 	c.pool, c.in, c.left = p, r, left
 	if c.original == nil {
 		c.original = r
+	}
+	if c.target == "" && strings.HasPrefix(r.URL.Opaque, "/") {
+		c.target = r.URL.Opaque // from a pool that has this one as a target
 	}
 	c.began, c.repeatable, c.unreached = time.Now(), repeatable(r), true
 	c.tried = c.triedArray[:0]

@@ -27,6 +27,9 @@ func (a *attempt) outcome(err error) Outcome {
 	}
 	owned := a.backend.conns.owned
 	o.NeverLeft = owned && !a.opaque && o.SentBytes == 0
+	if a.backend.conns.handler != nil && errors.Is(err, ErrNoBackend) {
+		o.NeverLeft = true // a Pool that could not reach anybody
+	}
 	o.Stage = a.stageLocked(sentWhole)
 	o.Cause = a.causeLocked(err, o.Stage, o.SentBytes+o.ReceivedBytes > 0, bodyFault)
 	if bodyFault != nil && o.Cause == CauseClientBody {

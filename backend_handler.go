@@ -1,0 +1,238 @@
+package lb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// handlerTransport is how a target is reached that is a Handler in this process: it
+// calls that in place of a server, on a goroutine of its own.
+type handlerTransport struct {
+	handler   atomic.Pointer[http.Handler]
+	work      *gate
+	panics    *panics
+	abandoned *atomic.Int64
+}
+
+// RoundTrip returns as soon as the handler has written a header, or has returned. A
+// Pool is asked through its own RoundTrip, so that its upgrades and its errors come
+// through.
+func (t *handlerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	h := *t.handler.Load()
+	if p, ok := h.(*Pool); ok {
+		return p.RoundTrip(r)
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	in := serverRequest(r, ctx)
+	body, pipe := io.Pipe()
+	w := &handlerWriter{r: r, header: make(http.Header), pipe: pipe, committed: make(chan struct{}), ended: make(chan struct{})}
+	if !t.work.enter() {
+		cancel()
+		in.Body.Close()
+		return nil, ErrClosed
+	}
+	go func() {
+		defer t.work.leave()
+		defer cancel()
+		t.serve(h, w, in)
+	}()
+	context.AfterFunc(ctx, func() { t.ended(ctx, w) })
+	select {
+	case <-w.committed:
+	case <-ctx.Done():
+		select {
+		case <-w.committed: // it has answered, and returned
+		default:
+			return nil, ctx.Err()
+		}
+	}
+	if w.failure != nil {
+		return nil, w.failure
+	}
+	return w.response(&handlerBody{PipeReader: body, cancel: cancel}), nil
+}
+
+// serverRequest is r as a server would hand it to its handler.
+func serverRequest(r *http.Request, ctx context.Context) *http.Request {
+	in := r.WithContext(ctx)
+	u := *r.URL
+	in.RequestURI = u.RequestURI()
+	u.Scheme, u.Host, u.Opaque = "", "", ""
+	in.URL = &u
+	in.Proto, in.ProtoMajor, in.ProtoMinor = "HTTP/1.1", 1, 1
+	in.Header = r.Header.Clone()
+	if in.Header == nil {
+		in.Header = make(http.Header)
+	}
+	if ua, ok := in.Header["User-Agent"]; ok && len(ua) == 0 {
+		delete(in.Header, "User-Agent")
+	}
+	if in.Body == nil {
+		in.Body = http.NoBody
+	}
+	return in
+}
+
+var errHandlerPanic = errors.New("handler panicked")
+
+// serve calls h, whose panic is a failure of the backend, or a cut if the answer has
+// begun.
+func (t *handlerTransport) serve(h http.Handler, w *handlerWriter, in *http.Request) {
+	defer in.Body.Close()
+	failure := errors.New("handler ended its goroutine")
+	defer func() {
+		if v := recover(); v != nil {
+			failure = http.ErrAbortHandler
+			if v != http.ErrAbortHandler {
+				t.panics.caught("the Handler of a target", v)
+				failure = fmt.Errorf("%w: %v", errHandlerPanic, v)
+			}
+		}
+		w.finish(failure)
+	}()
+	h.ServeHTTP(w, in)
+	failure = nil
+}
+
+// ended counts a handler that goes on although its request has ended.
+func (t *handlerTransport) ended(ctx context.Context, w *handlerWriter) {
+	w.pipe.CloseWithError(ctx.Err())
+	time.AfterFunc(closeGrace, func() {
+		select {
+		case <-w.ended:
+		default:
+			t.abandoned.Add(1)
+		}
+	})
+}
+
+// handlerBody is the body of a handler's answer. Closing it ends the request.
+type handlerBody struct {
+	*io.PipeReader
+	cancel context.CancelFunc
+}
+
+func (b *handlerBody) Close() error {
+	b.cancel()
+	return b.PipeReader.Close()
+}
+
+// handlerWriter is the http.ResponseWriter of a handler in this process. It supports
+// Flush and full duplex, but cannot be taken over.
+type handlerWriter struct {
+	r         *http.Request
+	header    http.Header // the handler's
+	pipe      *io.PipeWriter
+	committed chan struct{} // closed when the answer has begun, or failed before
+	ended     chan struct{} // closed when the handler has returned
+
+	once    sync.Once
+	status  int         // written before committed is closed, as are the following
+	sent    http.Header // header when it was committed
+	trailer http.Header // announced, filled in at the end
+	length  int64
+	failure error
+}
+
+func (w *handlerWriter) Header() http.Header { return w.header }
+
+// EnableFullDuplex does nothing: reading never ends because of writing.
+func (w *handlerWriter) EnableFullDuplex() error { return nil }
+
+func (w *handlerWriter) WriteHeader(code int) {
+	if code >= 100 && code < 200 && code != http.StatusSwitchingProtocols {
+		if trace := httptrace.ContextClientTrace(w.r.Context()); trace != nil && trace.Got1xxResponse != nil {
+			// An error would end a connection, of which there is none.
+			_ = trace.Got1xxResponse(code, textproto.MIMEHeader(w.header.Clone()))
+		}
+		return
+	}
+	w.commit(code)
+}
+
+// commit begins the answer, once.
+func (w *handlerWriter) commit(code int) {
+	w.once.Do(func() {
+		w.status, w.sent = code, w.header.Clone()
+		w.length = -1
+		if n, err := strconv.ParseInt(w.sent.Get("Content-Length"), 10, 64); err == nil && n >= 0 {
+			w.length = n
+		}
+		w.trailer = make(http.Header)
+		for _, line := range w.sent["Trailer"] {
+			for name := range strings.SplitSeq(line, ",") {
+				w.trailer[textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name))] = nil
+			}
+		}
+		close(w.committed)
+	})
+}
+
+func (w *handlerWriter) Write(p []byte) (int, error) {
+	w.commit(http.StatusOK)
+	switch {
+	case w.r.Method == http.MethodHead:
+		return len(p), nil
+	case w.status == http.StatusNoContent || w.status == http.StatusNotModified:
+		return 0, http.ErrBodyNotAllowed
+	}
+	return w.pipe.Write(p)
+}
+
+// FlushError begins the answer; what is written is with the reader at once.
+func (w *handlerWriter) FlushError() error {
+	w.commit(http.StatusOK)
+	return nil
+}
+
+// Flush is FlushError for handlers that know no other.
+func (w *handlerWriter) Flush() { w.commit(http.StatusOK) }
+
+// finish ends the answer: with its trailers, or with failure.
+func (w *handlerWriter) finish(failure error) {
+	defer close(w.ended)
+	if failure != nil {
+		w.once.Do(func() {
+			w.failure = failure
+			close(w.committed)
+		})
+		w.pipe.CloseWithError(failure)
+		return
+	}
+	w.once.Do(func() { // an answer without a body, whose length is known
+		w.status, w.sent, w.trailer = http.StatusOK, w.header.Clone(), make(http.Header)
+		close(w.committed)
+	})
+	for name, values := range w.header {
+		if plain, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
+			w.trailer[textproto.CanonicalMIMEHeaderKey(plain)] = values
+		} else if _, announced := w.trailer[name]; announced {
+			w.trailer[name] = values
+		}
+	}
+	w.pipe.Close()
+}
+
+// response is the answer with body.
+func (w *handlerWriter) response(body io.ReadCloser) *http.Response {
+	for name := range w.sent {
+		if strings.HasPrefix(name, http.TrailerPrefix) {
+			delete(w.sent, name)
+		}
+	}
+	return &http.Response{
+		Status:     fmt.Sprintf("%03d %s", w.status, http.StatusText(w.status)),
+		StatusCode: w.status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: w.sent, Body: body, ContentLength: w.length, Trailer: w.trailer, Request: w.r,
+	}
+}
