@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"net/http"
 	"sync/atomic"
 	"time"
 )
@@ -115,9 +116,10 @@ const (
 // makes one per target and keeps it for as long as the target keeps its name,
 // URL and Host. All methods may be called concurrently.
 type Backend struct {
-	name     string
-	endpoint endpoint
-	conns    *conns // nil if detached
+	name      string
+	endpoint  endpoint
+	transport http.RoundTripper // Target.Transport
+	conns     *conns            // nil if detached
 
 	settings atomic.Pointer[settings]
 	standing atomic.Pointer[standing]
@@ -158,7 +160,7 @@ func NewBackend(t Target) *Backend {
 }
 
 func newBackend(p parsed, c *conns, now time.Time) *Backend {
-	b := &Backend{name: p.name, endpoint: p.endpoint, conns: c}
+	b := &Backend{name: p.name, endpoint: p.endpoint, transport: p.transport, conns: c}
 	b.configure(p.settings)
 	b.standing.Store(&standing{since: now})
 	return b

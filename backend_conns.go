@@ -29,9 +29,9 @@ type conns struct {
 }
 
 // newConns returns the connections to e, which join all.
-func newConns(all *connSet, e endpoint, cfg *config, panics *panics) *conns {
+func newConns(all *connSet, e endpoint, transport http.RoundTripper, cfg *config, panics *panics) *conns {
 	c := &conns{all: all, panics: panics}
-	switch t := cfg.transport.(type) {
+	switch t := transport.(type) {
 	case nil:
 		c.adopt(defaultTransport(), e, cfg)
 	case *http.Transport:
@@ -60,6 +60,9 @@ func (c *conns) adopt(t *http.Transport, e endpoint, cfg *config) {
 	t.Protocols = new(http.Protocols)
 	t.Protocols.SetHTTP1(true)
 	t.TLSNextProto = nil
+	if e.tls != nil {
+		t.TLSClientConfig = e.tls.Clone()
+	}
 	if t.TLSClientConfig != nil { // net/http has offered HTTP/2 in there; it is a copy
 		t.TLSClientConfig.NextProtos = nil
 	}

@@ -72,7 +72,7 @@ func (s *backendSet) replace(targets []parsed) {
 	next := make([]*Backend, len(targets))
 	var joined []*Backend
 	for i, t := range targets {
-		if b := old[t.name]; b != nil && b.endpoint == t.endpoint {
+		if b := old[t.name]; b != nil && b.endpoint == t.endpoint && sameTransport(b.transport, t.transport) {
 			delete(old, t.name)
 			s.configureLocked(b, t.settings)
 			next[i] = b
@@ -106,9 +106,14 @@ func (s *backendSet) replace(targets []parsed) {
 }
 
 func (s *backendSet) newBackend(t parsed) *Backend {
-	c := newConns(s.conns, t.endpoint, s.cfg, &s.panics)
-	if t.settings.handler != nil {
+	var c *conns
+	switch {
+	case t.settings.handler != nil:
 		c = s.handlerConns()
+	case t.transport != nil:
+		c = newConns(s.conns, t.endpoint, t.transport, s.cfg, &s.panics)
+	default:
+		c = newConns(s.conns, t.endpoint, s.cfg.transport, s.cfg, &s.panics)
 	}
 	b := newBackend(t, c, time.Now())
 	if s.prober != nil {

@@ -1,11 +1,13 @@
 package lb
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
 	"net/http"
 	"net/url"
+	"reflect"
 	"strconv"
 	"strings"
 	"unicode"
@@ -48,6 +50,14 @@ type Target struct {
 	// Host is the Host field to send. The default, empty, sends the client's;
 	// HostFromURL sends the host of URL.
 	Host string
+	// TLS sets how an https target is spoken to: its authorities, the server name, a
+	// certificate of ours. Nil means the TLSClientConfig of Transport, or the default. It
+	// is copied; another pointer in an update makes another Backend.
+	TLS *tls.Config
+	// Transport is for this target what WithTransport is for the pool. Nil means the
+	// pool's. Another one in an update makes another Backend, and so does one whose type
+	// cannot be compared, such as a function.
+	Transport http.RoundTripper
 	// HealthURL is where to probe the target instead of at URL: http or https, with a
 	// host and an optional port. A path in it, with a query if you like, is asked for in
 	// place of HealthCheck.Path; a slash alone is none. HealthCheck.Port, Host and the
@@ -76,6 +86,7 @@ type endpoint struct {
 	// The path prefix without a trailing slash, as text and as it was escaped.
 	prefix, rawPrefix string
 	sendHost          string // Target.Host
+	tls               *tls.Config
 }
 
 // url is the endpoint as a URL, and the default name of its target.
@@ -122,9 +133,19 @@ func hostPort(s string) (host, port string) {
 
 // parsed is a Target that was found to be right.
 type parsed struct {
-	name     string
-	endpoint endpoint
-	settings settings
+	name      string
+	endpoint  endpoint
+	transport http.RoundTripper // nil: the pool's
+	settings  settings
+}
+
+// sameTransport tells whether a and b are the same, as far as that can be told:
+// comparing two functions would panic.
+func sameTransport(a, b http.RoundTripper) bool {
+	if a == nil || b == nil {
+		return a == nil && b == nil
+	}
+	return reflect.TypeOf(a) == reflect.TypeOf(b) && reflect.TypeOf(a).Comparable() && a == b
 }
 
 // settings is what may change while a Backend stays the same. The value is
@@ -182,7 +203,9 @@ func parseTarget(t Target) (parsed, []error) {
 		faults = append(faults, each(err)...)
 	}
 	e.sendHost = t.Host
-	p := parsed{name: t.Name, endpoint: e, settings: settingsOf(t)}
+	e.tls = t.TLS
+	p := parsed{name: t.Name, endpoint: e, transport: t.Transport, settings: settingsOf(t)}
+	faults = append(faults, checkWay(t, e)...)
 	if p.name == "" && err == nil {
 		p.name = e.url()
 	}
@@ -203,6 +226,23 @@ func parseTarget(t Target) (parsed, []error) {
 		faults = append(faults, fmt.Errorf("host %q: want a host name with an optional port, or HostFromURL", t.Host))
 	}
 	return p, faults
+}
+
+// checkWay returns what is wrong with how a target is to be reached.
+func checkWay(t Target, e endpoint) (faults []error) {
+	_, pooled := t.Transport.(*http.Transport)
+	switch {
+	case t.Transport != nil && isNil(t.Transport):
+		faults = append(faults, fmt.Errorf("transport is a nil %T: leave it out for the pool's", t.Transport))
+	case t.Handler != nil && (t.TLS != nil || t.Transport != nil):
+		faults = append(faults, errors.New("TLS or Transport beside a Handler, which needs no way to it"))
+	case t.TLS != nil && t.Transport != nil && !pooled:
+		faults = append(faults, fmt.Errorf("TLS beside a %T, which has its own: leave one of them out", t.Transport))
+	}
+	if t.TLS != nil && e.scheme == "http" {
+		faults = append(faults, fmt.Errorf("TLS for URL %q: want https", t.URL))
+	}
+	return faults
 }
 
 // checkHandler returns what is wrong with a target that has a Handler.

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 )
 
@@ -158,9 +159,42 @@ func isLocal(err error) bool {
 
 // replyError is the default of WithErrorHandler. Its text is the status's own:
 // what err says about backends is nobody's business outside.
-func replyError(w http.ResponseWriter, _ *http.Request, err error) {
+func replyError(w http.ResponseWriter, r *http.Request, err error) {
 	code := StatusOf(err)
+	if isGRPC(r.Header) {
+		replyGRPC(w, code)
+		return
+	}
 	http.Error(w, http.StatusText(code), code)
+}
+
+// isGRPC tells whether a request is one of gRPC, whose clients look for a status in
+// fields of their own.
+func isGRPC(h http.Header) bool {
+	rest, ok := strings.CutPrefix(h.Get("Content-Type"), "application/grpc")
+	return ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
+}
+
+// replyGRPC answers as a gRPC server does that has nothing but a status to send: in
+// the header, with 200 (gRPC over HTTP/2, "Trailers-Only").
+func replyGRPC(w http.ResponseWriter, code int) {
+	const invalidArgument, deadlineExceeded, resourceExhausted, internal, unavailable = 3, 4, 8, 13, 14
+	status := unavailable
+	switch code {
+	case http.StatusGatewayTimeout, http.StatusRequestTimeout:
+		status = deadlineExceeded
+	case http.StatusRequestEntityTooLarge:
+		status = resourceExhausted
+	case http.StatusBadRequest:
+		status = invalidArgument
+	case http.StatusInternalServerError:
+		status = internal
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/grpc")
+	h.Set("Grpc-Status", strconv.Itoa(status))
+	h.Set("Grpc-Message", http.StatusText(code))
+	w.WriteHeader(http.StatusOK)
 }
 
 // setRetryAfter says when a client may ask again, in whole seconds.

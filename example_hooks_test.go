@@ -1,8 +1,11 @@
 package lb_test
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 
@@ -102,4 +105,44 @@ func ExampleTarget_handler() {
 	defer pool.Close()
 	fmt.Println(askPool(pool))
 	// Output: 503 back in a minute
+}
+
+// A redirect to the backend's own address leads back through the pool, unless it is
+// left as it is.
+func ExampleWithOriginalLocation() {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "http://"+r.Context().Value(http.LocalAddrContextKey).(net.Addr).String()+"/next", http.StatusFound)
+	}))
+	defer server.Close()
+	for _, opts := range [][]lb.Option{nil, {lb.WithOriginalLocation()}} {
+		pool, err := lb.New(lb.Targets(server.URL), opts...)
+		if err != nil {
+			panic(err)
+		}
+		w := httptest.NewRecorder()
+		pool.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", http.NoBody))
+		location := w.Header().Get("Location")
+		fmt.Println(location == "/next", location == server.URL+"/next")
+		pool.Close()
+	}
+	// Output:
+	// true false
+	// false true
+}
+
+// Each target may have its own authorities and server name.
+func ExampleTarget_tls() {
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, "hello "+r.TLS.ServerName)
+	}))
+	defer server.Close()
+	trust := x509.NewCertPool()
+	trust.AddCert(server.Certificate())
+	pool, err := lb.New([]lb.Target{{URL: server.URL, TLS: &tls.Config{RootCAs: trust, ServerName: "example.com"}}})
+	if err != nil {
+		panic(err)
+	}
+	defer pool.Close()
+	fmt.Println(askPool(pool))
+	// Output: 200 hello example.com
 }

@@ -125,9 +125,9 @@ func (p *Pool) RoundTrip(r *http.Request) (*http.Response, error) {
 	return new(call).init(p, r, p.requests.leave).run()
 }
 
-// SetTargets replaces the targets in one step. A target that keeps its name, URL
-// and Host keeps its Backend with all its state; its weight and metadata change
-// in place, and hold for the very next pick. Backends of other targets leave:
+// SetTargets replaces the targets in one step. A target that keeps its name, URL,
+// Host, TLS and Transport keeps its Backend with all its state; its weight, metadata,
+// HealthURL and Handler change in place, and hold for the very next pick. Backends of other targets leave:
 // they get no new request, and those under way go on to their end.
 //
 // When anything is wrong with targets, or there are none, SetTargets changes

@@ -151,6 +151,9 @@ func (s *serving) noMoreHints() {
 // deliver passes the answer on.
 func (s *serving) deliver(resp *http.Response) {
 	h := s.w.Header()
+	if e := &s.call.answering.backend.endpoint; e.scheme != "" && !s.pool.cfg.keepLocation {
+		rewriteLocation(resp.Header, e)
+	}
 	copyHeader(h, resp.Header)
 	if len(h["Content-Type"]) == 0 {
 		h["Content-Type"] = nil // or the server guesses one
@@ -176,24 +179,23 @@ func (s *serving) copyBody(resp *http.Response) Cause {
 	if resp.Body == http.NoBody || s.in.Method == http.MethodHead {
 		return CauseNone
 	}
-	control := http.NewResponseController(s.w)
+	out := clientWriter{w: s.w, control: http.NewResponseController(s.w), limit: s.pool.cfg.timeouts.ClientWrite}
+	defer out.begin()()
 	streams := resp.ContentLength < 0 || isEventStream(resp.Header)
-	if streams {
-		_ = control.Flush() // the header goes ahead; a writer that cannot flush is no reason to fail
+	if streams && !out.flush() { // the header goes ahead
+		return CauseClientGone
 	}
 	buf := s.pool.memory.Get()
 	defer s.pool.memory.Put(buf)
 	for written := int64(0); ; {
 		n, errRead := resp.Body.Read(buf)
-		if n > 0 {
-			if _, err := s.w.Write(buf[:n]); err != nil {
-				return CauseClientGone
-			}
-			written += int64(n)
-			// What comes in small pieces is to arrive in them.
-			if streams || (n < len(buf) && written < resp.ContentLength) {
-				_ = control.Flush()
-			}
+		written += int64(n)
+		if n > 0 && !out.write(buf[:n]) {
+			return CauseClientGone
+		}
+		// What comes in small pieces is to arrive in them.
+		if n > 0 && (streams || n < len(buf) && written < resp.ContentLength) && !out.flush() {
+			return CauseClientGone
 		}
 		switch {
 		case errRead == io.EOF:
@@ -202,6 +204,40 @@ func (s *serving) copyBody(resp *http.Response) Cause {
 			return CauseReset
 		}
 	}
+}
+
+// clientWriter writes an answer's body, each piece within its time.
+type clientWriter struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+	limit   time.Duration // Timeouts.ClientWrite; zero for none
+}
+
+// begin lets go of the server's time-outs, which are for the whole of an exchange. The
+// function that it returns does so for the next request of the connection. Errors are
+// of writers that know no deadlines.
+func (c *clientWriter) begin() (end func()) {
+	if c.limit <= 0 {
+		return func() {}
+	}
+	_ = c.control.SetReadDeadline(time.Time{})
+	return func() { _ = c.control.SetWriteDeadline(time.Time{}) }
+}
+
+// write tells whether p could be written.
+func (c *clientWriter) write(p []byte) bool {
+	if c.limit > 0 {
+		_ = c.control.SetWriteDeadline(time.Now().Add(c.limit))
+	}
+	_, err := c.w.Write(p)
+	return err == nil
+}
+
+// flush tells whether what was written could be sent. A writer that cannot flush has
+// its own time for that.
+func (c *clientWriter) flush() bool {
+	err := c.control.Flush()
+	return err == nil || errors.Is(err, http.ErrNotSupported)
 }
 
 // isEventStream tells whether each event is to be passed on at once (HTML Living

@@ -88,6 +88,7 @@ type config struct {
 	transport    http.RoundTripper
 	upgrades     Upgrades
 	trust        trust
+	keepLocation bool
 	rewrite      func(*ProxyRequest)
 	modify       func(*http.Response) error
 	errorHandler func(http.ResponseWriter, *http.Request, error)
@@ -292,6 +293,14 @@ func WithModifyResponse(f func(*http.Response) error) Option {
 	})
 }
 
+// WithOriginalLocation passes the fields Location and Content-Location of answers on as
+// they are. Without it ServeHTTP makes those that name the backend's own origin, or a path
+// below that of the target's URL, paths of the pool's own: clients neither see addresses of
+// backends nor are led past the pool.
+func WithOriginalLocation() Option {
+	return optionFunc(func(c *config) { c.keepLocation = true })
+}
+
 // WithErrorHandler sets who answers when ServeHTTP has no backend's answer to
 // pass on. StatusOf tells the status that fits err; errors.AsType finds an
 // *AttemptError in it. The text of err names backends and belongs into a log,
@@ -300,7 +309,8 @@ func WithModifyResponse(f func(*http.Response) error) Option {
 // f is called on the request's goroutine, concurrently for different requests,
 // before anything was written to w. It is not called for a client that left:
 // nobody would read the reply. The field Retry-After is set already when the status
-// is 503. The default replies with the status and its standard text.
+// is 503. The default replies with the status and its standard text or, to a request of
+// gRPC, with the grpc-status that fits: 14 (unavailable) for most, 4 for a time-out.
 func WithErrorHandler(f func(w http.ResponseWriter, r *http.Request, err error)) Option {
 	return optionFunc(func(c *config) {
 		if f == nil {
@@ -335,8 +345,8 @@ func WithLogger(l *slog.Logger) Option {
 	})
 }
 
-// Timeouts bounds the stages of one attempt. The zero value means the defaults;
-// a negative value turns that bound off. What bounds a whole request is
+// Timeouts bounds the stages of one attempt, and the writes of its answer. The zero
+// value means the defaults; a negative value turns that bound off. What bounds a whole request is
 // RetryPolicy.Total and the request's own context.
 type Timeouts struct {
 	// Dial bounds one dial. Zero means DefaultDialTimeout.
@@ -353,12 +363,20 @@ type Timeouts struct {
 	// if clients give up before: set it below their patience and well below
 	// RetryPolicy.Total, to little more than the slowest good answer takes.
 	ResponseHeader time.Duration
+	// ClientWrite bounds each write of an answer to the client, instead of the server's
+	// WriteTimeout, which bounds the whole answer, and of its ReadTimeout, once the
+	// answer has begun. So a server with ordinary time-outs can stream for hours, and a
+	// client that takes nothing any more is let go. Zero, the default, leaves the
+	// server's time-outs as they are, and so does a negative value. It has no effect on a
+	// writer that knows no deadlines, nor on tunnels.
+	ClientWrite time.Duration
 }
 
 func (t *Timeouts) fill(*config) {
 	t.Dial = timeoutOr(t.Dial, DefaultDialTimeout)
 	t.TLSHandshake = timeoutOr(t.TLSHandshake, DefaultTLSHandshakeTimeout)
 	t.ResponseHeader = timeoutOr(t.ResponseHeader, DefaultResponseHeaderTimeout)
+	t.ClientWrite = max(0, t.ClientWrite)
 }
 
 // timeoutOr resolves a time-out setting to what net/http understands: zero, the
