@@ -148,7 +148,7 @@ func TestOriginalLocation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newBackends(t, 1)
 		location := r.backends[0].URL() + "/next"
-		r.backends[0].Set(lbtest.Handle(http.RedirectHandler(location, 302)))
+		r.backends[0].Set(lbtest.Handle(http.RedirectHandler(location, http.StatusFound)))
 		r.startPool(lb.WithOriginalLocation())
 		r.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 		if got := r.must("GET", "", nil).header.Get("Location"); got != location {

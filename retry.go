@@ -153,7 +153,7 @@ func (c *call) init(p *Pool, r *http.Request, left func()) *call {
 	c.tried = c.triedArray[:0]
 	c.record, _ = r.Context().Value(recordKey{}).(*RequestRecord)
 	if r.Body != nil && r.Body != http.NoBody {
-		c.body = newReplay(r, p)
+		c.body = newReplay(r, c.original, p)
 	}
 	return c
 }

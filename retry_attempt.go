@@ -221,7 +221,7 @@ func (a *attempt) outgoing() *http.Request {
 		a.ownBody = attemptBody{replay: r, attempt: a}
 		a.body = &a.ownBody
 		out.Body = a.body
-		if len(r.declared) > 0 {
+		if len(r.declared) > 0 || r.length < 0 { // of unknown length: there may be some at its end
 			a.body.trailer = make(http.Header, len(r.declared))
 			for _, name := range r.declared {
 				a.body.trailer[name] = nil

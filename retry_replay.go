@@ -84,9 +84,10 @@ func (m *memory) Put(c []byte) { m.large.Put((*[largeChunk]byte)(c)) }
 type replay struct {
 	source io.ReadCloser
 	length int64 // declared; -1 if unknown
-	// trailer is the source's: it sets the values as it comes to its end. Which
-	// ones were declared must be asked before anything is read.
-	trailer  http.Header
+	// request is the source's: its Trailer has the values once the source has come to
+	// its end, those that were not declared too. Which ones were declared must be asked
+	// before anything is read.
+	request  *http.Request
 	declared []string
 	limit    int64
 	memory   *memory
@@ -108,13 +109,13 @@ type replay struct {
 	finished bool
 }
 
-func newReplay(in *http.Request, p *Pool) *replay {
+func newReplay(in, original *http.Request, p *Pool) *replay {
 	length := in.ContentLength
 	if length == 0 {
 		length = -1 // net/http's rule for requests that are sent: unknown
 	}
 	r := &replay{
-		source: in.Body, trailer: in.Trailer, length: length,
+		source: in.Body, request: original, length: length,
 		limit: p.cfg.retry.MaxReplayBytes, memory: &p.memory,
 		work: &p.set.work, over: &p.totals.unrecorded, panics: &p.set.panics,
 	}
@@ -353,8 +354,11 @@ func (b *attemptBody) Read(p []byte) (int, error) {
 // Each attempt has a map of its own: the source may still be writing to its one
 // while a transport looks at the attempt's.
 func (b *attemptBody) fillTrailerLocked() {
-	for name := range b.trailer {
-		b.trailer[name] = b.replay.trailer[name]
+	if b.trailer == nil {
+		return
+	}
+	for name, values := range b.replay.request.Trailer {
+		b.trailer[name] = values
 	}
 }
 
