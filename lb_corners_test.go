@@ -103,7 +103,9 @@ func corners() []corner {
 		{"only trailers is left of TE", get("/", "TE: gzip, trailers"), lbtest.Answer(), nil,
 			func(s seen) bool { return strings.Join(s.fields()["Te"], ",") == "trailers" }},
 		{"X_Forwarded_For does not pass for the field with hyphens", get("/", "X_Forwarded_For: 6.6.6.6"), lbtest.Answer(), nil,
-			func(s seen) bool { return s.target() == "/" && s.fields()["X_Forwarded_For"] == nil }},
+			func(s seen) bool {
+				return s.target() == "/" && s.fields()[http.CanonicalHeaderKey("X_Forwarded_For")] == nil
+			}},
 		{"X-Real-Ip and X-Forwarded-Port of clients are not believed", get("/", "X-Real-Ip: 6.6.6.6", "X-Forwarded-Port: 1"), lbtest.Answer(), nil,
 			func(s seen) bool {
 				return s.target() == "/" && s.fields()["X-Real-Ip"] == nil && s.fields()["X-Forwarded-Port"] == nil
@@ -124,7 +126,9 @@ func corners() []corner {
 				w.Header().Set(http.TrailerPrefix+"X-Sum", "12")
 			}), nil, func(s seen) bool { return strings.Contains(s.client, "X-Sum: 12") }},
 		{"early hints are passed on", get("/"), hints, nil,
-			func(s seen) bool { return strings.Contains(s.client, "103 Early Hints") && strings.Contains(s.client, "Link: </x>") }},
+			func(s seen) bool {
+				return strings.Contains(s.client, "103 Early Hints") && strings.Contains(s.client, "Link: </x>")
+			}},
 		{"without fields that are for one connection", get("/"), hints, nil,
 			func(s seen) bool {
 				return strings.Contains(s.client, "103 Early Hints") && !strings.Contains(s.client, "Keep-Alive")
