@@ -146,3 +146,18 @@ func ExampleTarget_tls() {
 	fmt.Println(askPool(pool))
 	// Output: 200 hello example.com
 }
+
+// The standard field for a request's way, and a name against loops.
+func ExampleWithForwarded() {
+	url, stop := serveEcho("Forwarded")
+	defer stop()
+	pool, err := lb.New(lb.Targets(url), lb.WithForwarded(), lb.WithVia("edge"))
+	if err != nil {
+		panic(err)
+	}
+	defer pool.Close()
+	w := httptest.NewRecorder()
+	pool.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "http://shop.test/", http.NoBody))
+	fmt.Println(w.Body, w.Header().Get("Via"))
+	// Output: / for=192.0.2.1;host=shop.test;proto=http 1.1 edge
+}

@@ -114,3 +114,50 @@ func TestIPHashGoesByTheClient(t *testing.T) {
 		}
 	})
 }
+
+// Forwarded and Via are written if asked for, after what is believed of those before.
+func TestForwardedAndVia(t *testing.T) {
+	for _, c := range []struct {
+		name, peer, host string
+		fields           []string
+		opts             []lb.Option
+		forwarded, via   string
+	}{
+		{"by default neither", "1.2.3.4:5", "x.test", []string{"Forwarded", "for=6.6.6.6", "Via", "1.0 before"}, nil, "", "1.0 before"},
+		{"an IPv4 peer", "1.2.3.4:5", "x.test", nil, []lb.Option{lb.WithForwarded()}, "for=1.2.3.4;host=x.test;proto=http", ""},
+		{"an IPv6 peer and a port", "[2001:db8::1]:5", "x.test:80", nil, []lb.Option{lb.WithForwarded()}, `for="[2001:db8::1]";host="x.test:80";proto=http`, ""},
+		{"a unix socket", "@", "x.test", nil, []lb.Option{lb.WithForwarded()}, "for=unknown;host=x.test;proto=http", ""},
+		{"what a client says of it goes", "1.2.3.4:5", "x.test", []string{"Forwarded", "for=6.6.6.6"}, []lb.Option{lb.WithForwarded()}, "for=1.2.3.4;host=x.test;proto=http", ""},
+		{"what a trusted proxy says of it stays", "10.0.0.1:5", "x.test", []string{"Forwarded", "for=6.6.6.6"},
+			[]lb.Option{lb.WithForwarded(), lb.WithTrustedProxies(lb.TrustedProxies{Prefixes: []string{"10.0.0.0/8"}})}, "for=6.6.6.6, for=10.0.0.1;host=x.test;proto=http", ""},
+		{"Via", "1.2.3.4:5", "x.test", []string{"Via", "1.0 before"}, []lb.Option{lb.WithVia("edge")}, "", "1.0 before, 1.1 edge"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var header http.Header
+			rt := roundTripperFunc(func(r *http.Request) (*http.Response, error) {
+				header = r.Header
+				return &http.Response{StatusCode: 200, ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}, Body: http.NoBody, Request: r}, nil
+			})
+			pool := newPool(t, lb.Targets("http://a.test"), append(c.opts, lb.WithTransport(rt))...)
+			defer pool.Close()
+			r := httptest.NewRequest("GET", "http://"+c.host+"/", nil)
+			r.RemoteAddr = c.peer
+			for i := 0; i < len(c.fields); i += 2 {
+				r.Header.Set(c.fields[i], c.fields[i+1])
+			}
+			w := httptest.NewRecorder()
+			pool.ServeHTTP(w, r)
+			if header.Get("Forwarded") != c.forwarded || header.Get("Via") != c.via {
+				t.Errorf("Forwarded = %q, Via = %q, want %q and %q", header.Get("Forwarded"), header.Get("Via"), c.forwarded, c.via)
+			}
+			if got, want := w.Header().Get("Via"), map[bool]string{true: "1.1 edge"}[strings.HasSuffix(c.via, "edge")]; got != want {
+				t.Errorf("Via of the answer = %q, want %q", got, want)
+			}
+		})
+	}
+	for _, name := range []string{"", "a b", "a,b", "a\r\nb"} {
+		if _, err := lb.New(manyTargets(1), lb.WithVia(name)); err == nil {
+			t.Errorf("WithVia(%q) is accepted", name)
+		}
+	}
+}

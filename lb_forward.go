@@ -76,7 +76,7 @@ func (s *serving) prepare() {
 		s.out = *s.in.WithContext(withClient(s.in.Context(), client))
 	}
 	out := &s.out
-	out.Header = requestHeader(s.in, upgradeOf(s.in, s.pool.cfg.upgrades.Protocols), believed)
+	out.Header = s.pool.cfg.requestHeader(s.in, upgradeOf(s.in, s.pool.cfg.upgrades.Protocols), believed)
 	out.Close = false
 	s.call.original = s.in
 	s.call.target = rawTarget(s.in)
@@ -153,6 +153,9 @@ func (s *serving) deliver(resp *http.Response) {
 	h := s.w.Header()
 	if e := &s.call.answering.backend.endpoint; e.scheme != "" && !s.pool.cfg.keepLocation {
 		rewriteLocation(resp.Header, e)
+	}
+	if via := s.pool.cfg.via; via != "" {
+		addVia(resp.Header, resp.ProtoMajor, resp.ProtoMinor, via)
 	}
 	copyHeader(h, resp.Header)
 	if len(h["Content-Type"]) == 0 {

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/textproto"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -67,7 +68,7 @@ func isForwarded(name string) bool {
 // in's. It has nothing that is for in's connection alone. What in says about its way is
 // kept if it is believed, which only what trusted proxies say is, and what is known of
 // its peer is added. upgrade is the protocol to ask for, empty for none.
-func requestHeader(in *http.Request, upgrade string, believed bool) http.Header {
+func (c *config) requestHeader(in *http.Request, upgrade string, believed bool) http.Header {
 	out := make(http.Header, len(in.Header)+6)
 	options := connectionOptions(in.Header)
 	for name, values := range in.Header {
@@ -87,7 +88,50 @@ func requestHeader(in *http.Request, upgrade string, believed bool) http.Header 
 		out["Upgrade"] = []string{upgrade}
 	}
 	setForwarded(out, in)
+	if c.forwarded {
+		addForwarded(out, in)
+	}
+	if c.via != "" {
+		addVia(out, in.ProtoMajor, in.ProtoMinor, c.via)
+	}
 	return out
+}
+
+// addForwarded adds what is known of in's peer to the Forwarded field (RFC 7239).
+func addForwarded(out http.Header, in *http.Request) {
+	element := "for=unknown"
+	if peer := peerOf(in); peer.Is4() {
+		element = "for=" + peer.String()
+	} else if peer.IsValid() {
+		element = `for="[` + peer.String() + `]"`
+	}
+	if in.Host != "" {
+		element += ";host=" + quoted(in.Host)
+	}
+	element += ";proto=http"
+	if in.TLS != nil {
+		element += "s"
+	}
+	out["Forwarded"] = []string{strings.Join(append(slices.Clip(out["Forwarded"]), element), ", ")}
+}
+
+// quoted returns s as a token if it is one, else as a quoted string (RFC 9110, section
+// 5.6.4).
+func quoted(s string) string {
+	if s != "" && !strings.ContainsFunc(s, notInToken) {
+		return s
+	}
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
+}
+
+// addVia says that a message was received in that version of HTTP by a proxy called
+// name (RFC 9110, section 7.6.3).
+func addVia(h http.Header, major, minor int, name string) {
+	version := strconv.Itoa(major)
+	if major < 2 {
+		version += "." + strconv.Itoa(minor)
+	}
+	h["Via"] = []string{strings.Join(append(slices.Clip(h["Via"]), version+" "+name), ", ")}
 }
 
 // setForwarded makes the X-Forwarded-For, -Host and -Proto fields of out say what

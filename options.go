@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -89,6 +90,8 @@ type config struct {
 	upgrades     Upgrades
 	trust        trust
 	keepLocation bool
+	forwarded    bool
+	via          string
 	rewrite      func(*ProxyRequest)
 	modify       func(*http.Response) error
 	errorHandler func(http.ResponseWriter, *http.Request, error)
@@ -252,6 +255,27 @@ func WithTrustedProxies(p TrustedProxies) Option {
 	return optionFunc(func(c *config) {
 		c.trust = trust{}
 		c.trust.read(p, c)
+	})
+}
+
+// WithForwarded makes ServeHTTP tell backends of a request's peer in the Forwarded field
+// (RFC 7239) too, beside the X-Forwarded fields: its address, the host it asked for and
+// the protocol. What a trusted proxy has put there is added to. By default the field is
+// taken out, unless it is a trusted proxy's.
+func WithForwarded() Option {
+	return optionFunc(func(c *config) { c.forwarded = true })
+}
+
+// WithVia makes ServeHTTP add name to the Via field of requests and answers (RFC 9110,
+// section 7.6.3), so that loops can be seen: a pseudonym, or a host with an optional port.
+// The default is not to.
+func WithVia(name string) Option {
+	return optionFunc(func(c *config) {
+		if name == "" || strings.ContainsFunc(name, func(r rune) bool { return r != ':' && notInToken(r) }) {
+			c.faultf("WithVia: %q: want a name, or a host with an optional port", name)
+			return
+		}
+		c.via = name
 	})
 }
 
