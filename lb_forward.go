@@ -133,6 +133,9 @@ func (s *serving) hint(code int, header textproto.MIMEHeader) error {
 	if s.answered || !s.in.ProtoAtLeast(1, 1) {
 		return nil
 	}
+	if code == http.StatusContinue && s.duplex && s.body.begun() {
+		return nil // the server has said so itself, as it does when the body is read
+	}
 	h := s.w.Header()
 	before := maps.Clone(h)
 	copyHeader(h, http.Header(header))
@@ -190,8 +193,10 @@ func (s *serving) copyBody(resp *http.Response) Cause {
 	}
 	buf := s.pool.memory.Get()
 	defer s.pool.memory.Put(buf)
+	early := out.flushUnless(!streams)
 	for written := int64(0); ; {
 		n, errRead := resp.Body.Read(buf)
+		early()
 		written += int64(n)
 		if n > 0 && !out.write(buf[:n]) {
 			return CauseClientGone
@@ -225,6 +230,36 @@ func (c *clientWriter) begin() (end func()) {
 	}
 	_ = c.control.SetReadDeadline(time.Time{})
 	return func() { _ = c.control.SetWriteDeadline(time.Time{}) }
+}
+
+// headerPatience is how long the header of an answer waits for the first of its body, to
+// be sent together with it.
+const headerPatience = 10 * time.Millisecond
+
+// flushUnless sends what was written if the function that it returns is not called soon,
+// if that is wanted. After that call, which may be repeated, it does not any more.
+func (c *clientWriter) flushUnless(wanted bool) (called func()) {
+	if !wanted {
+		return func() {}
+	}
+	var mu sync.Mutex // guards the following, and the writer while this waits
+	over := false
+	late := time.AfterFunc(headerPatience, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if !over {
+			c.flush()
+		}
+	})
+	return func() {
+		if over {
+			return
+		}
+		late.Stop()
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
+	}
 }
 
 // write tells whether p could be written.
