@@ -26,6 +26,8 @@ type serving struct {
 	call   call
 	answer undelivered // nil without one
 
+	client clientWriter
+
 	hints    sync.Mutex // held while an informational answer is passed on
 	answered bool       // guarded by hints: no more of these
 }
@@ -164,6 +166,7 @@ func (s *serving) deliver(resp *http.Response) {
 	if len(h["Content-Type"]) == 0 {
 		h["Content-Type"] = nil // or the server guesses one
 	}
+	maps.DeleteFunc(resp.Trailer, func(name string, _ []string) bool { return !mayTrail(name) })
 	announced := len(resp.Trailer)
 	for name := range resp.Trailer {
 		h.Add("Trailer", name)
@@ -174,7 +177,8 @@ func (s *serving) deliver(resp *http.Response) {
 		s.cut()
 		return
 	}
-	if len(resp.Trailer) > 0 {
+	if len(resp.Trailer) > 0 { // those that were not announced too
+		maps.DeleteFunc(resp.Trailer, func(name string, _ []string) bool { return !mayTrail(name) })
 		s.trailers(resp.Trailer, announced)
 	}
 }
@@ -185,18 +189,22 @@ func (s *serving) copyBody(resp *http.Response) Cause {
 	if resp.Body == http.NoBody || s.in.Method == http.MethodHead {
 		return CauseNone
 	}
-	out := clientWriter{w: s.w, control: http.NewResponseController(s.w), limit: s.pool.cfg.timeouts.ClientWrite}
-	defer out.begin()()
+	out := &s.client
+	out.w, out.control, out.limit = s.w, http.NewResponseController(s.w), s.pool.cfg.timeouts.ClientWrite
+	out.begin()
+	defer out.end()
 	streams := resp.ContentLength < 0 || isEventStream(resp.Header)
 	if streams && !out.flush() { // the header goes ahead
 		return CauseClientGone
 	}
 	buf := s.pool.memory.Get()
 	defer s.pool.memory.Put(buf)
-	early := out.flushUnless(!streams)
+	if !streams {
+		out.flushSoon()
+	}
 	for written := int64(0); ; {
 		n, errRead := resp.Body.Read(buf)
-		early()
+		out.notSoon()
 		written += int64(n)
 		if n > 0 && !out.write(buf[:n]) {
 			return CauseClientGone
@@ -214,52 +222,57 @@ func (s *serving) copyBody(resp *http.Response) Cause {
 	}
 }
 
+// headerPatience is how long the header of an answer waits for the first of its body, to
+// be sent together with it.
+const headerPatience = 10 * time.Millisecond
+
 // clientWriter writes an answer's body, each piece within its time.
 type clientWriter struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	limit   time.Duration // Timeouts.ClientWrite; zero for none
+
+	late *time.Timer // flushes the header; nil if none is to
+	mu   sync.Mutex  // guards the following, and the writer while late may fire
+	over bool        // late has nothing to do any more
 }
 
-// begin lets go of the server's time-outs, which are for the whole of an exchange. The
-// function that it returns does so for the next request of the connection. Errors are
-// of writers that know no deadlines.
-func (c *clientWriter) begin() (end func()) {
-	if c.limit <= 0 {
-		return func() {}
+// begin lets go of the server's time-outs, which are for the whole of an exchange.
+// Errors are of writers that know no deadlines.
+func (c *clientWriter) begin() {
+	if c.limit > 0 {
+		_ = c.control.SetReadDeadline(time.Time{})
 	}
-	_ = c.control.SetReadDeadline(time.Time{})
-	return func() { _ = c.control.SetWriteDeadline(time.Time{}) }
 }
 
-// headerPatience is how long the header of an answer waits for the first of its body, to
-// be sent together with it.
-const headerPatience = 10 * time.Millisecond
-
-// flushUnless sends what was written if the function that it returns is not called soon,
-// if that is wanted. After that call, which may be repeated, it does not any more.
-func (c *clientWriter) flushUnless(wanted bool) (called func()) {
-	if !wanted {
-		return func() {}
+// end lets go of the last write's deadline, for the next request of the connection.
+func (c *clientWriter) end() {
+	c.notSoon()
+	if c.limit > 0 {
+		_ = c.control.SetWriteDeadline(time.Time{})
 	}
-	var mu sync.Mutex // guards the following, and the writer while this waits
-	over := false
-	late := time.AfterFunc(headerPatience, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		if !over {
+}
+
+// flushSoon sends what was written, unless notSoon is called before.
+func (c *clientWriter) flushSoon() {
+	c.late = time.AfterFunc(headerPatience, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !c.over {
 			c.flush()
 		}
 	})
-	return func() {
-		if over {
-			return
-		}
-		late.Stop()
-		mu.Lock()
-		defer mu.Unlock()
-		over = true
+}
+
+func (c *clientWriter) notSoon() {
+	if c.late == nil {
+		return
 	}
+	c.late.Stop()
+	c.late = nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.over = true
 }
 
 // write tells whether p could be written.

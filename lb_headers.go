@@ -23,6 +23,18 @@ func isHopByHop(name string) bool {
 	return false
 }
 
+// mayTrail tells whether a field may come after a body (RFC 9110, section 6.5.1): not one
+// that says how the message is framed, where it goes, who sends it or how it is to be
+// processed, which a backend that merges trailers into the header would believe.
+func mayTrail(name string) bool {
+	switch name {
+	case "Authorization", "Cache-Control", "Content-Encoding", "Content-Length", "Content-Range", "Content-Type",
+		"Cookie", "Expect", "Host", "Max-Forwards", "Pragma", "Range", "Set-Cookie", "Www-Authenticate":
+		return false
+	}
+	return !isHopByHop(name) && !isForwarded(name) && !strings.HasPrefix(name, "If-")
+}
+
 // connectionOptions returns the field names that the Connection fields of h list, all
 // lines of them, in canonical form: these are for one connection too.
 func connectionOptions(h http.Header) (names []string) {

@@ -121,7 +121,9 @@ func newReplay(in, original *http.Request, p *Pool) *replay {
 	}
 	r.changed.L = &r.mu
 	for name := range in.Trailer {
-		r.declared = append(r.declared, name)
+		if mayTrail(name) {
+			r.declared = append(r.declared, name)
+		}
 	}
 	return r
 }
@@ -358,7 +360,9 @@ func (b *attemptBody) fillTrailerLocked() {
 		return
 	}
 	for name, values := range b.replay.request.Trailer {
-		b.trailer[name] = values
+		if mayTrail(name) {
+			b.trailer[name] = values
+		}
 	}
 }
 
