@@ -91,7 +91,8 @@ type gateway struct {
 func startGateway(t *testing.T, backends []string, flags ...string) *gateway {
 	t.Helper()
 	args := append([]string{
-		"-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0", "-health-path", "/healthz.txt", "-health-interval", "200ms",
+		// The time-out follows the interval: a busy machine must not fail a probe.
+		"-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0", "-health-path", "/healthz.txt", "-health-interval", "2s",
 		"-backends", strings.Join(backends, ","),
 	}, flags...)
 	g := &gateway{process: start(t, gatewayPath, args...)}
