@@ -23,6 +23,7 @@ type conns struct {
 	dial    dialFunc          // of a connection for a probe; nil if connections are not ours
 	dialTLS dialFunc          // the same with a handshake
 	handler *handlerTransport // in place of all of these; nil for a URL
+	raw     bool              // the path of a URL can be given as it is to be written
 	owned   bool              // the transports and their connections are ours
 	all     *connSet
 	panics  *panics
@@ -54,6 +55,7 @@ func defaultTransport() *http.Transport {
 // adopt makes t the transport of this backend alone.
 func (c *conns) adopt(t *http.Transport, e endpoint, cfg *config) {
 	c.owned = true
+	c.raw = t.Proxy == nil // to which the URL goes as a whole
 	limits := cfg.timeouts
 	// HTTP/2 connections of a pooled transport are shared by requests, resend by
 	// themselves and cannot tell what was sent: HTTP/1.1 only.

@@ -67,6 +67,11 @@ func serverRequest(r *http.Request, ctx context.Context) *http.Request {
 	in := r.WithContext(ctx)
 	u := *r.URL
 	in.RequestURI = u.RequestURI()
+	if raw := rawTarget(r.URL); raw != "" {
+		if in.RequestURI = raw; u.RawQuery != "" || u.ForceQuery {
+			in.RequestURI += "?" + u.RawQuery
+		}
+	}
 	u.Scheme, u.Host, u.Opaque = "", "", ""
 	in.URL = &u
 	in.Proto, in.ProtoMajor, in.ProtoMinor = "HTTP/1.1", 1, 1

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/textproto"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -81,7 +82,6 @@ func (s *serving) prepare() {
 	out.Header = s.pool.cfg.requestHeader(s.in, upgradeOf(s.in, s.pool.cfg.upgrades.Protocols), believed)
 	out.Close = false
 	s.call.original = s.in
-	s.call.target = rawTarget(s.in)
 	s.call.hint = s.hint
 	switch {
 	case s.in.ContentLength == 0 || s.in.Body == http.NoBody:
@@ -97,23 +97,17 @@ func (s *serving) prepare() {
 	}
 }
 
-// rawTarget is the path of a request's target, byte for byte as it came, empty if
-// that is not known: net/http's URL would write some of it in another way.
-func rawTarget(r *http.Request) string {
-	target := r.RequestURI
-	if target == "" || target == "*" {
+// rawTarget is the path of a URL byte for byte as it came, empty if that is how net/http
+// writes it anyway: of some paths it would make others. A middleware that has changed the
+// path has its way: RawPath counts only while it stands for Path.
+func rawTarget(u *url.URL) string {
+	if u.RawPath == "" || strings.ContainsAny(u.RawPath, "? ") {
 		return ""
 	}
-	if target[0] != '/' { // absolute form
-		_, rest, ok := strings.Cut(target, "://")
-		i := strings.IndexAny(rest, "/?")
-		if !ok || i < 0 {
-			return ""
-		}
-		target = rest[i:]
+	if path, err := url.PathUnescape(u.RawPath); err != nil || path != u.Path {
+		return ""
 	}
-	path, _, _ := strings.Cut(target, "?")
-	return path
+	return u.RawPath
 }
 
 // end closes what may still be open when the handler returns, or panics: the body of

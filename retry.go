@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/textproto"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -146,9 +145,7 @@ func (c *call) init(p *Pool, r *http.Request, left func()) *call {
 	if c.original == nil {
 		c.original = r
 	}
-	if c.target == "" && strings.HasPrefix(r.URL.Opaque, "/") {
-		c.target = r.URL.Opaque // from a pool that has this one as a target
-	}
+	c.target = rawTarget(r.URL)
 	c.began, c.repeatable, c.unreached = time.Now(), repeatable(r), true
 	c.tried = c.triedArray[:0]
 	c.record, _ = r.Context().Value(recordKey{}).(*RequestRecord)

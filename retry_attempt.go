@@ -201,7 +201,7 @@ func (a *attempt) outgoing() *http.Request {
 	}
 	out := in.WithContext(ctx)
 	a.url = e.join(in.URL)
-	if raw := e.rawPrefix + a.call.target; a.call.target != "" && !strings.HasPrefix(raw, "//") {
+	if raw := e.rawPrefix + a.call.target; a.call.target != "" && a.backend.conns.raw && !strings.HasPrefix(raw, "//") {
 		a.url.Opaque = raw // which net/http writes as it is
 	}
 	out.URL = &a.url
