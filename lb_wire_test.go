@@ -239,12 +239,3 @@ func (r *rig) listen(c net.Conn) (answer string, closed bool) {
 	b, err := io.ReadAll(c)
 	return string(b), !errors.Is(err, os.ErrDeadlineExceeded)
 }
-
-// take returns what has come and forgets it.
-func (w *wire) take() []heard {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	got := w.got
-	w.got = nil
-	return got
-}
