@@ -1,14 +1,14 @@
+//go:build unix
+
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -319,9 +319,6 @@ func (s *story) allKilled(t *testing.T) {
 }
 
 func (s *story) terminated(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		t.Skip("a process cannot be sent a SIGTERM here")
-	}
 	u := startUpload(t, s.client, 1)
 	if err := s.gateway.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -375,60 +372,8 @@ func (s *story) logged(t *testing.T) {
 	}
 }
 
-// slowProbe is in the reason of what happens because a probe took too long.
-const slowProbe = "no verdict in time"
-
-// transitionsIn returns, for each backend, its changes of state in the log, each as
-// "from>to", with an asterisk if a slow probe was the cause.
-func transitionsIn(t *testing.T, log string) map[string][]string {
-	t.Helper()
-	found := make(map[string][]string)
-	for line := range strings.Lines(log) {
-		r, err := parseRecord(strings.TrimSuffix(line, "\n"))
-		if err != nil {
-			t.Fatalf("%q in the log: %v", line, err)
-		}
-		if r["msg"] != "backend state changed" {
-			continue
-		}
-		if r["reason"] == "" {
-			t.Errorf("%q in the log has no reason", line)
-		}
-		change := r["from"] + ">" + r["to"]
-		if strings.Contains(r["reason"], slowProbe) {
-			change += "*"
-		}
-		found[r["backend"]] = append(found[r["backend"]], change)
-	}
-	return found
-}
-
-// parseRecord reads a line of slog's text handler.
-func parseRecord(line string) (map[string]string, error) {
-	attrs := make(map[string]string)
-	for line != "" {
-		key, rest, ok := strings.Cut(line, "=")
-		if !ok {
-			return nil, errors.New("an attribute without a value")
-		}
-		value, _, _ := strings.Cut(rest, " ")
-		attrs[key] = value
-		if quoted, err := strconv.QuotedPrefix(rest); err == nil {
-			value = quoted
-			if attrs[key], err = strconv.Unquote(quoted); err != nil {
-				return nil, err
-			}
-		}
-		line = strings.TrimPrefix(rest[len(value):], " ")
-	}
-	return attrs, nil
-}
-
 func TestSecondSignalEndsTheGatewayAtOnce(t *testing.T) {
 	t.Parallel()
-	if runtime.GOOS == "windows" {
-		t.Skip("a process cannot be sent a SIGTERM here")
-	}
 	p, c := startGateway(t, "-shutdown-timeout", "1h")
 	c.waitUsable(t, 3)
 	u := startUpload(t, c, 1)
@@ -448,9 +393,6 @@ func TestSecondSignalEndsTheGatewayAtOnce(t *testing.T) {
 // TestInterruptEndsTheGateway sends the other signal than the story.
 func TestInterruptEndsTheGateway(t *testing.T) {
 	t.Parallel()
-	if runtime.GOOS == "windows" {
-		t.Skip("a process cannot be interrupted alone here")
-	}
 	p, c := startGateway(t)
 	c.waitUsable(t, 3)
 	if err := p.cmd.Process.Signal(os.Interrupt); err != nil {
