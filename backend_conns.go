@@ -11,22 +11,24 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // conns is how one backend is reached: a transport of its own, whose connections
 // are counted. One transport per backend, because CloseIdleConnections of a
 // shared one would close everybody's.
 type conns struct {
-	plain   http.RoundTripper
-	upgrade http.RoundTripper // for requests that ask for an upgrade: no header time-out
-	probe   http.RoundTripper // for probes: a fresh connection each
-	dial    dialFunc          // of a connection for a probe; nil if connections are not ours
-	dialTLS dialFunc          // the same with a handshake
-	handler *handlerTransport // in place of all of these; nil for a URL
-	raw     bool              // the path of a URL can be given as it is to be written
-	owned   bool              // the transports and their connections are ours
-	all     *connSet
-	panics  *panics
+	plain    http.RoundTripper
+	upgrade  http.RoundTripper // for requests that ask for an upgrade: no header time-out
+	probe    http.RoundTripper // for probes: a fresh connection each
+	dial     dialFunc          // of a connection for a probe; nil if connections are not ours
+	dialTLS  dialFunc          // the same with a handshake
+	handler  *handlerTransport // in place of all of these; nil for a URL
+	raw      bool              // the path of a URL can be given as it is to be written
+	owned    bool              // the transports and their connections are ours
+	patience time.Duration     // for a backend's 100 Continue
+	all      *connSet
+	panics   *panics
 }
 
 // newConns returns the connections to e, which join all.
@@ -45,7 +47,6 @@ func newConns(all *connSet, e endpoint, transport http.RoundTripper, cfg *config
 
 func defaultTransport() *http.Transport {
 	return &http.Transport{
-		DisableCompression:  true, // the bytes pass as they are
 		MaxIdleConnsPerHost: DefaultMaxIdleConns,
 		IdleConnTimeout:     DefaultIdleConnTimeout,
 		ForceAttemptHTTP2:   false,
@@ -68,6 +69,7 @@ func (c *conns) adopt(t *http.Transport, e endpoint, cfg *config) {
 	if t.TLSClientConfig != nil { // net/http has offered HTTP/2 in there; it is a copy
 		t.TLSClientConfig.NextProtos = nil
 	}
+	t.DisableCompression = true // or answers would be unpacked that the client wants as they are
 	if t.TLSHandshakeTimeout == 0 {
 		t.TLSHandshakeTimeout = limits.TLSHandshake
 	}
@@ -77,6 +79,7 @@ func (c *conns) adopt(t *http.Transport, e endpoint, cfg *config) {
 	if t.ExpectContinueTimeout == 0 {
 		t.ExpectContinueTimeout = DefaultExpectContinueTimeout
 	}
+	c.patience = t.ExpectContinueTimeout
 	if t.MaxIdleConnsPerHost == 0 {
 		t.MaxIdleConnsPerHost = DefaultMaxIdleConns
 	}

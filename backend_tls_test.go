@@ -36,9 +36,9 @@ func TestTargetTLS(t *testing.T) {
 		}
 		targets[1].Transport = network.Transport() // with the target's TLS
 		pool := newPool(t, targets, lb.WithTransport(network.Transport()), lb.WithHealthCheck(lb.HealthCheck{Path: "/"}))
-		defer time.Sleep(time.Second)
+		defer advance(time.Second)
 		defer pool.Close()
-		time.Sleep(time.Minute)
+		advance(time.Minute)
 		var states []string
 		for _, b := range pool.Backends() {
 			states = append(states, b.Status().String())

@@ -29,6 +29,7 @@ var (
 	errBodyLength = errors.New("request body is not as long as its Content-Length")
 	errStale      = errors.New("idle connection was closed by the backend")
 	errBadAnswer  = errors.New("answer cannot be passed on")
+	errUnasked    = fmt.Errorf("%w: it came before the request was sent", errBadAnswer)
 	errResend     = errors.New("connection broke after a part of the request was sent")
 	errNoConn     = errors.New("dialer returned neither connection nor error")
 	errNoAnswer   = errors.New("transport returned neither answer nor error")

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/textproto"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -82,7 +83,11 @@ func (s *serving) prepare() {
 	out.Header = s.pool.cfg.requestHeader(s.in, upgradeOf(s.in, s.pool.cfg.upgrades.Protocols), believed)
 	out.Close = false
 	s.call.original = s.in
-	s.call.hint = s.hint
+	if out.Header["Expect"] == nil {
+		// Else the server writes a 100 Continue by itself when the body is first read,
+		// under a lock that the writer of another hint cannot take: the two would mix.
+		s.call.hint = s.hint
+	}
 	switch {
 	case s.in.ContentLength == 0 || s.in.Body == http.NoBody:
 		out.Body = nil
@@ -129,9 +134,6 @@ func (s *serving) hint(code int, header textproto.MIMEHeader) error {
 	if s.answered || !s.in.ProtoAtLeast(1, 1) {
 		return nil
 	}
-	if code == http.StatusContinue && s.duplex && s.body.begun() {
-		return nil // the server has said so itself, as it does when the body is read
-	}
 	h := s.w.Header()
 	before := maps.Clone(h)
 	copyHeader(h, http.Header(header))
@@ -157,12 +159,15 @@ func (s *serving) deliver(resp *http.Response) {
 		addVia(resp.Header, resp.ProtoMajor, resp.ProtoMinor, via)
 	}
 	copyHeader(h, resp.Header)
+	if resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified {
+		delete(h, "Content-Length") // as net/http's server does for HTTP/1.1, but not for HTTP/2
+	}
 	if len(h["Content-Type"]) == 0 {
 		h["Content-Type"] = nil // or the server guesses one
 	}
 	maps.DeleteFunc(resp.Trailer, func(name string, _ []string) bool { return !mayTrail(name) })
-	announced := len(resp.Trailer)
-	for name := range resp.Trailer {
+	announced := slices.Collect(maps.Keys(resp.Trailer))
+	for _, name := range announced {
 		h.Add("Trailer", name)
 	}
 	s.w.WriteHeader(resp.StatusCode)
@@ -226,9 +231,10 @@ type clientWriter struct {
 	control *http.ResponseController
 	limit   time.Duration // Timeouts.ClientWrite; zero for none
 
-	late *time.Timer // flushes the header; nil if none is to
-	mu   sync.Mutex  // guards the following, and the writer while late may fire
-	over bool        // late has nothing to do any more
+	late     *time.Timer // flushes the header; nil if none is to
+	mu       sync.Mutex  // guards the following, and the writer while late may fire
+	over     bool        // late has nothing to do any more
+	panicked any         // what it panicked with
 }
 
 // begin lets go of the server's time-outs, which are for the whole of an exchange.
@@ -252,9 +258,11 @@ func (c *clientWriter) flushSoon() {
 	c.late = time.AfterFunc(headerPatience, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if !c.over {
-			c.flush()
+		if c.over {
+			return
 		}
+		defer func() { c.panicked = recover() }() // of a middleware's writer
+		c.flush()
 	})
 }
 
@@ -267,6 +275,9 @@ func (c *clientWriter) notSoon() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.over = true
+	if c.panicked != nil {
+		panic(c.panicked) // where the server expects it
+	}
 }
 
 // write tells whether p could be written.
@@ -294,11 +305,11 @@ func isEventStream(h http.Header) bool {
 
 // trailers sends the fields that came after the body. Those that were not announced
 // are marked as net/http asks for.
-func (s *serving) trailers(trailer http.Header, announced int) {
+func (s *serving) trailers(trailer http.Header, announced []string) {
 	_ = http.NewResponseController(s.w).Flush() // or a short answer would go out without trailers
 	h := s.w.Header()
 	for name, values := range trailer {
-		if len(trailer) != announced {
+		if !slices.Contains(announced, name) {
 			name = http.TrailerPrefix + name
 		}
 		h[name] = values

@@ -42,7 +42,7 @@ func connectionOptions(h http.Header) (names []string) {
 		for name := range strings.SplitSeq(line, ",") {
 			name = textproto.TrimString(name)
 			switch {
-			case name == "", strings.EqualFold(name, "close"), strings.EqualFold(name, "keep-alive"), strings.EqualFold(name, "upgrade"):
+			case name == "", equalFold(name, "close"), equalFold(name, "keep-alive"), equalFold(name, "upgrade"):
 				continue // options of these names have no field, or one that goes anyway
 			}
 			names = append(names, textproto.CanonicalMIMEHeaderKey(name))
@@ -51,11 +51,17 @@ func connectionOptions(h http.Header) (names []string) {
 	return names
 }
 
+// equalFold tells whether two tokens are the same but for the case of ASCII letters. To
+// strings.EqualFold others would be the same too: ſ and s, K and the sign of kelvin.
+func equalFold(a, b string) bool {
+	return len(a) == len(b) && strings.EqualFold(a, b)
+}
+
 // hasToken tells whether one of lines, each a list with commas, has token.
 func hasToken(lines []string, token string) bool {
 	for _, line := range lines {
 		for t := range strings.SplitSeq(line, ",") {
-			if strings.EqualFold(textproto.TrimString(t), token) {
+			if equalFold(textproto.TrimString(t), token) {
 				return true
 			}
 		}
@@ -197,7 +203,7 @@ func upgradeOf(r *http.Request, allowed []string) string {
 		for protocol := range strings.SplitSeq(line, ",") {
 			protocol = textproto.TrimString(protocol)
 			name, _, _ := strings.Cut(protocol, "/")
-			if slices.ContainsFunc(allowed, func(a string) bool { return strings.EqualFold(a, name) || strings.EqualFold(a, protocol) }) {
+			if slices.ContainsFunc(allowed, func(a string) bool { return equalFold(a, name) || equalFold(a, protocol) }) {
 				asked = append(asked, protocol)
 			}
 		}

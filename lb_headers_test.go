@@ -51,6 +51,7 @@ func TestFieldsOfARequest(t *testing.T) {
 		{"trailers among others", "TE: gzip;q=0.5, Trailers\nConnection: TE", []string{"Te: trailers"}},
 		{"trailers on a second line", "TE: gzip\nTE: trailers", []string{"Te: trailers"}},
 		{"no trailers", "TE: deflate, xtrailers", nil},
+		{"letters that only Unicode takes for others", "TE: trailerſ\nConnection: Upgrade\nUpgrade: webſocket", nil},
 
 		// Nothing is put in their place (golang/go#15524, knative/pkg PR#2007).
 		{"no field at all", "", nil},
@@ -245,7 +246,7 @@ func TestNothingIsInvented(t *testing.T) {
 
 // A pool of its own transport neither asks for compression nor takes it away
 // (knative/pkg PR#2007, fatedier/frp PR#5510, gogatekeeper/gatekeeper#628).
-func TestDefaultTransportLeavesCompressionAlone(t *testing.T) {
+func TestTransportsLeaveCompressionAlone(t *testing.T) {
 	var packed bytes.Buffer
 	z := gzip.NewWriter(&packed)
 	io.WriteString(z, text(10_000))
@@ -255,13 +256,20 @@ func TestDefaultTransportLeavesCompressionAlone(t *testing.T) {
 		w.Header().Set("Content-Encoding", "gzip")
 		w.Write(packed.Bytes())
 	})))
-	p := newPool(t, lb.Targets(b.URL()))
-	a := serve(p, "/")
-	if !bytes.Equal(a.Body.Bytes(), packed.Bytes()) || a.Header().Get("Content-Encoding") != "gzip" || a.Header().Get("Content-Length") != fmt.Sprint(packed.Len()) {
-		t.Errorf("the client gets %d bytes with %v, want %d packed ones", a.Body.Len(), a.Header(), packed.Len())
+	for name, opts := range map[string][]lb.Option{
+		"the default":             nil,
+		"a template that unpacks": {lb.WithTransport(&http.Transport{})},
+	} {
+		p := newPool(t, lb.Targets(b.URL()), opts...)
+		a := serve(p, "/")
+		if !bytes.Equal(a.Body.Bytes(), packed.Bytes()) || a.Header().Get("Content-Encoding") != "gzip" || a.Header().Get("Content-Length") != fmt.Sprint(packed.Len()) {
+			t.Errorf("%s: the client gets %d bytes with %v, want %d packed ones", name, a.Body.Len(), a.Header(), packed.Len())
+		}
 	}
-	if values, ok := b.Received()[0].Header["Accept-Encoding"]; ok {
-		t.Errorf("the backend sees Accept-Encoding: %q", values)
+	for _, got := range b.Received() {
+		if values, ok := got.Header["Accept-Encoding"]; ok {
+			t.Errorf("the backend sees Accept-Encoding: %q", values)
+		}
 	}
 }
 

@@ -29,11 +29,10 @@ const (
 	inboundReading = 1 << iota // a Read is under way
 	inboundLeft                // the handler returns: no Read begins any more
 	inboundEnded               // the body has been read to its end
-	inboundBegun               // a Read was begun once
 )
 
 func (b *inbound) Read(p []byte) (int, error) {
-	if b.state.Or(inboundReading|inboundBegun)&inboundLeft != 0 {
+	if b.state.Or(inboundReading)&inboundLeft != 0 {
 		return 0, http.ErrBodyReadAfterClose
 	}
 	defer b.stop()
@@ -48,8 +47,8 @@ func (b *inbound) Read(p []byte) (int, error) {
 // and does so by reading from the client, for which nobody here wants to wait.
 func (b *inbound) Close() error { return nil }
 
-// begun tells whether the body is being read, or was.
-func (b *inbound) begun() bool { return b.state.Load()&inboundBegun != 0 }
+// ended tells whether the body has been read to its end.
+func (b *inbound) ended() bool { return b.state.Load()&inboundEnded != 0 }
 
 // stop ends a Read and tells leave, if that was called during it.
 func (b *inbound) stop() {

@@ -35,7 +35,7 @@ func TestClientWriteOutlastsTheServersTimeouts(t *testing.T) {
 			r.client.CloseIdleConnections()
 			r.server.Close()
 			pool.Close()
-			time.Sleep(time.Second)
+			advance(time.Second)
 		})
 		return r
 	}

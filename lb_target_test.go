@@ -37,6 +37,7 @@ func TestPathThatAMiddlewareSeesGoesOut(t *testing.T) {
 		{"another path for one with escapes", set("/y", ""), "/a%2fb", "/base/y"},
 		{"escapes taken away", set("/a/b", ""), "/a%2fb", "/base/a/b"},
 		{"raw path that is none", set("/y", "/z?a b"), "/x", "/base/y"},
+		{"an asterisk that is not that of OPTIONS", asItIs, "*", "/base/*"},
 		{"a target without a path, with one in it", asItIs, "foo:x://y/admin", "/base"},
 	} {
 		bubble(t, tt.name, func(t *testing.T) {

@@ -1,9 +1,12 @@
 package lb
 
 import (
-	"bufio"
+	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"slices"
@@ -19,6 +22,11 @@ func (s *serving) tunnel(resp *http.Response) {
 	backend, ok := resp.Body.(*tunnelAnswer)
 	if !ok {
 		s.failHere(fmt.Errorf("%w: no connection behind it", errBadAnswer))
+		return
+	}
+	if s.duplex && !s.body.ended() {
+		// The rest of the body would be read from the connection beside the tunnel.
+		s.failHere(fmt.Errorf("%w: switched before it had the whole request", errBadAnswer))
 		return
 	}
 	conn, rw, err := http.NewResponseController(s.w).Hijack()
@@ -40,7 +48,12 @@ func (s *serving) tunnel(resp *http.Response) {
 		return // the client has left
 	}
 	t := &tunnelled{client: conn, backend: backend, limits: s.pool.cfg.upgrades}
-	t.run(rw.Reader)
+	defer context.AfterFunc(s.in.Context(), t.cut)()
+	// What comes behind the buffer is read from the connection itself: the server's
+	// reader cancels the context at the end of what the client says, which may be half
+	// of a close.
+	early, _ := rw.Reader.Peek(rw.Reader.Buffered())
+	t.run(io.MultiReader(bytes.NewReader(early), conn))
 }
 
 // tunnelled is an upgraded exchange.
@@ -51,18 +64,20 @@ type tunnelled struct {
 	moved   atomic.Int64 // bytes, both ways: whether it is idle
 }
 
-// run copies both ways until both have ended. early is what the client has sent
-// already, behind its request.
-func (t *tunnelled) run(early *bufio.Reader) {
+// run copies both ways until both have ended. fromClient is the client's connection
+// behind what was read of it already.
+func (t *tunnelled) run(fromClient io.Reader) {
 	defer t.limit()()
+	// A transport of the user's does not hear of the pool's end.
+	defer context.AfterFunc(t.backend.attempt.call.pool.conns.ctx, t.cut)()
 	var wg sync.WaitGroup
 	wg.Go(func() { t.copy(t.client, t.backend) })
-	t.copy(t.backend, early)
+	t.copy(t.backend, fromClient)
 	wg.Wait()
 }
 
 // copy passes one direction on, its end too: a peer that has said all may still want
-// to hear the rest. An error ends both directions.
+// to hear the rest. An error ends both directions, and as an error.
 func (t *tunnelled) copy(dst io.Writer, src io.Reader) {
 	buf := t.backend.attempt.call.pool.memory.Get()
 	defer t.backend.attempt.call.pool.memory.Put(buf)
@@ -71,7 +86,8 @@ func (t *tunnelled) copy(dst io.Writer, src io.Reader) {
 		if n > 0 {
 			t.moved.Add(int64(n))
 			if _, err := dst.Write(buf[:n]); err != nil {
-				break
+				t.broken(err)
+				return
 			}
 		}
 		if errRead == io.EOF {
@@ -82,10 +98,40 @@ func (t *tunnelled) copy(dst io.Writer, src io.Reader) {
 			break
 		}
 		if errRead != nil {
-			break
+			t.broken(errRead)
+			return
 		}
 	}
 	t.cut()
+}
+
+// broken ends both directions because of err. Unless that comes from an end of our own,
+// neither peer is to take it for the other's word that it has said all: many protocols,
+// and some WebSocket libraries, take an orderly end for the end of what was sent.
+func (t *tunnelled) broken(err error) {
+	if !errors.Is(err, net.ErrClosed) {
+		reset(t.client)
+		if cc := t.backend.attempt.conn(); cc != nil {
+			reset(cc)
+		}
+	}
+	t.cut()
+}
+
+// reset closes the connection beneath c and lets its peer see a reset, where it can; over
+// TLS nothing is said before, such as that this is the end.
+func reset(c net.Conn) {
+	for {
+		above, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		c = above.NetConn()
+	}
+	if tcp, ok := c.(interface{ SetLinger(sec int) error }); ok {
+		_ = tcp.SetLinger(0) // fails if it is closed
+	}
+	c.Close()
 }
 
 // cut ends both directions.
@@ -104,7 +150,7 @@ func (t *tunnelled) limit() (stop func()) {
 	if d := t.limits.IdleTimeout; d > 0 {
 		last := t.moved.Load()
 		var idle *time.Timer
-		idle = time.AfterFunc(d, func() {
+		idle = time.AfterFunc(math.MaxInt64, func() { // for ever: it begins below, once idle is set
 			now := t.moved.Load()
 			if now == last {
 				t.cut()
@@ -113,6 +159,7 @@ func (t *tunnelled) limit() (stop func()) {
 			last = now
 			idle.Reset(d)
 		})
+		idle.Reset(d)
 		timers = append(timers, idle)
 	}
 	return func() {

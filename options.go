@@ -225,11 +225,11 @@ func WithTimeouts(t Timeouts) Option {
 // WithTransport sets how backends are reached.
 //
 // An *http.Transport is a template: the pool clones it for each backend, counts
-// the bytes on its connections, keeps to HTTP/1.1 and leaves the original
-// alone. What Timeouts sets wins over the template's own time-outs only if the
-// template leaves them at zero. MaxConnsPerHost counts connections that were opened
-// for an upgrade apart. What DialTLSContext returns is used as it is: its handshake
-// counts as a part of the dial.
+// the bytes on its connections, keeps to HTTP/1.1, asks for no compression that the
+// request does not ask for, and leaves the original alone. What Timeouts sets wins
+// over the template's own time-outs only if the template leaves them at zero.
+// MaxConnsPerHost counts connections that were opened for an upgrade apart. What
+// DialTLSContext returns is used as it is: its handshake counts as a part of the dial.
 //
 // Any other RoundTripper is used as it is, for all backends, with the time-outs
 // and connections it has. The pool then cannot prove that a request never left,

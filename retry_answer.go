@@ -113,6 +113,20 @@ func (t *tunnelAnswer) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
+// Close ends the attempt. That the request's context has ended does not matter: it was
+// for the handshake, and net/http's own transport does not look at it any more either.
+func (t *tunnelAnswer) Close() error {
+	err := t.rw.Close()
+	switch {
+	case t.attempt.finished.Load():
+	case t.attempt.call.pool.closed():
+		t.ended(CauseClosed, ErrClosed)
+	default:
+		t.ended(CauseNone, nil)
+	}
+	return err
+}
+
 // Read does not end the attempt at the end of one direction.
 func (t *tunnelAnswer) Read(p []byte) (int, error) {
 	n, err := t.rw.Read(p)

@@ -43,8 +43,11 @@ type attempt struct {
 	dials  int        // dials that ended
 	dialed bool       // one of them well
 	taken  taken
-	before int64 // bytes sent on connections that the transport gave up by itself
-	opaque bool  // a connection was not ours: its bytes are not known
+	before int64     // bytes sent on connections that the transport gave up by itself
+	opaque bool      // a connection was not ours: its bytes are not known
+	stale  bool      // the answer had come before the request went out
+	asked  time.Time // when the transport began to wait for a 100 Continue; zero: it does not
+	agreed bool      // which has come
 }
 
 // taken is the connection that carries an attempt, and its counters' state when
@@ -52,7 +55,8 @@ type attempt struct {
 type taken struct {
 	conn           *countedConn
 	sent, received int64
-	reused         bool
+	reused         bool // it or one before it had carried another request
+	idled          bool // it has
 
 	over                     bool // the connection has gone on to another attempt
 	sentAfter, receivedAfter int64
@@ -84,10 +88,14 @@ func (c *call) begin(p picked) *attempt {
 	}
 	if p.backend.conns.owned { // else the connections may be another pool's
 		a.trace.GotConn = a.gotConn
+		a.trace.GotFirstResponseByte = a.gotFirstByte
 	}
 	a.trace.Got1xxResponse = nil
 	if c.hint != nil || a.caller != nil && a.caller.Got1xxResponse != nil {
 		a.trace.Got1xxResponse = a.got1xx
+	}
+	if p.backend.conns.owned && c.body != nil && c.in.Header["Expect"] != nil {
+		a.trace.Wait100Continue, a.trace.Got100Continue = a.wait100, a.got100
 	}
 	p.backend.begin(a.number)
 	return a
@@ -125,7 +133,7 @@ func (a *attempt) do() (*http.Response, Outcome) {
 	}
 	resp, err := a.roundTrip(rt, req)
 	if err == nil {
-		if err = checkAnswer(req, resp); err != nil {
+		if err = a.checkAnswer(req, resp); err != nil {
 			resp.Body.Close()
 		}
 	}
@@ -140,8 +148,10 @@ func (a *attempt) do() (*http.Response, Outcome) {
 }
 
 // checkAnswer finds what net/http lets through and a server cannot pass on.
-func checkAnswer(req *http.Request, resp *http.Response) error {
+func (a *attempt) checkAnswer(req *http.Request, resp *http.Response) error {
 	switch code := resp.StatusCode; {
+	case a.isStale():
+		return errUnasked
 	case code < 100 || code > 999:
 		return fmt.Errorf("%w: status %d", errBadAnswer, code)
 	case code == http.StatusSwitchingProtocols && !switchesAsAsked(req, resp):
@@ -200,7 +210,7 @@ func (a *attempt) outgoing() *http.Request {
 		ctx = httptrace.WithClientTrace(a, &a.trace)
 	}
 	out := in.WithContext(ctx)
-	a.url = e.join(in.URL)
+	a.url = e.join(in.Method, in.URL)
 	if raw := e.rawPrefix + a.call.target; a.call.target != "" && a.backend.conns.raw && !strings.HasPrefix(raw, "//") {
 		a.url.Opaque = raw // which net/http writes as it is
 	}
@@ -233,11 +243,11 @@ func (a *attempt) outgoing() *http.Request {
 }
 
 // join returns u with the endpoint's scheme and host, and its prefix in front of
-// the path.
-func (e *endpoint) join(u *url.URL) url.URL {
+// the path. The asterisk of OPTIONS is no path.
+func (e *endpoint) join(method string, u *url.URL) url.URL {
 	j := *u
 	j.Scheme, j.Host, j.User, j.Opaque = e.scheme, e.host, nil, ""
-	if e.prefix == "" || u.Path == "*" {
+	if e.prefix == "" || u.Path == "*" && method == http.MethodOptions {
 		return j
 	}
 	raw := u.EscapedPath()
@@ -266,7 +276,7 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 	a.mu.Lock()
 	a.before = a.sentLocked()
 	resend := a.before > 0
-	a.taken = taken{conn: cc, reused: info.Reused || a.taken.reused}
+	a.taken = taken{conn: cc, reused: info.Reused || a.taken.reused, idled: info.Reused}
 	if cc == nil {
 		a.opaque = true
 	} else {
@@ -286,6 +296,39 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 	}
 }
 
+// conn is the connection that carries the attempt, nil if it is not known.
+func (a *attempt) conn() *countedConn {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.taken.conn
+}
+
+// gotFirstByte is told by the transport when it sees the first byte of an answer. If
+// the connection has received nothing since the attempt got it, that byte was there
+// before: the backend has sent more than its answer to the request before, and what
+// follows answers nobody's. net/http drops such a connection, but only if it comes to
+// look at it before it has given it to the next request.
+func (a *attempt) gotFirstByte() {
+	a.mu.Lock()
+	conn := a.taken.conn
+	_, received := a.taken.moved()
+	a.stale = conn != nil && a.taken.idled && received == 0
+	stale := a.stale
+	a.mu.Unlock()
+	if stale {
+		conn.Close() // now, or the transport may give it to the request after this one
+	}
+	if a.caller != nil && a.caller.GotFirstResponseByte != nil {
+		a.caller.GotFirstResponseByte()
+	}
+}
+
+func (a *attempt) isStale() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.stale
+}
+
 // mayDial tells whether a connection may be opened for the attempt: not once it has
 // sent something.
 func (a *attempt) mayDial() bool { return a.sent() == 0 }
@@ -293,6 +336,9 @@ func (a *attempt) mayDial() bool { return a.sent() == 0 }
 // got1xx passes an informational answer on to the caller, from the first attempt
 // and for as long as that goes on.
 func (a *attempt) got1xx(code int, header textproto.MIMEHeader) error {
+	if a.isStale() {
+		return errUnasked
+	}
 	if a.number > 1 || a.ended.Load() {
 		return nil
 	}
@@ -305,6 +351,35 @@ func (a *attempt) got1xx(code int, header textproto.MIMEHeader) error {
 		return a.caller.Got1xxResponse(code, header)
 	}
 	return nil
+}
+
+// wait100 and got100 are told when the transport begins to wait for the backend's word
+// that it wants the body, and when that has come.
+func (a *attempt) wait100() {
+	a.mu.Lock()
+	a.asked = time.Now()
+	a.mu.Unlock()
+	if a.caller != nil && a.caller.Wait100Continue != nil {
+		a.caller.Wait100Continue()
+	}
+}
+
+func (a *attempt) got100() {
+	a.mu.Lock()
+	a.agreed = true
+	a.mu.Unlock()
+	if a.caller != nil && a.caller.Got100Continue != nil {
+		a.caller.Got100Continue()
+	}
+}
+
+// wanted tells whether the client is to be asked for more of the body. The transport
+// reads it also when a final answer has come in place of a 100 Continue, for the sake
+// of the connection: the client would be told to go on with an upload that was refused.
+func (a *attempt) wanted() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.agreed || a.asked.IsZero() || time.Since(a.asked) >= a.backend.conns.patience
 }
 
 // connEnded is told when the connection that carries the attempt is over. The
@@ -388,7 +463,9 @@ func (a *attempt) finish(final *Outcome) bool {
 		final.Total = time.Since(a.began)
 		a.mu.Lock()
 		final.Reused = a.taken.reused
-		a.countLocked(final)
+		if a.backend.conns.owned { // else it is known to who read the body
+			a.countLocked(final)
+		}
 		a.mu.Unlock()
 		a.publish(final)
 	}

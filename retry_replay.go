@@ -338,7 +338,7 @@ func (b *attemptBody) Read(p []byte) (int, error) {
 			}
 			return 0, r.err
 		}
-		if !r.reading {
+		if !r.reading && b.attempt.wanted() {
 			if !r.dropped && b.attempt.isLast() {
 				if r.length > r.limit {
 					r.over.Add(1)

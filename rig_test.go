@@ -65,7 +65,7 @@ func (r *rig) start(targets []lb.Target, opts ...lb.Option) {
 		r.client.CloseIdleConnections()
 		r.server.Close()
 		r.pool.Close()
-		time.Sleep(time.Second) // virtual: net/http lingers on connections whose request it cut
+		advance(time.Second) // net/http lingers on connections whose request it cut
 	})
 }
 
@@ -184,6 +184,13 @@ func bubble(t *testing.T, name string, f func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
 }
 
+// advance lets virtual time pass and everything that follows from it happen. Outside of
+// a bubble it panics: no test waits for real time in this way.
+func advance(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
 func text(n int) string { return strings.Repeat("0123456789abcdef", n/16+1)[:n] }
 
 func sha(s string) string {
@@ -226,7 +233,7 @@ func (r *rig) stalledPut(body string) {
 	c := r.dial()
 	defer c.Close()
 	fmt.Fprintf(c, "PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body[:2000])
-	time.Sleep(3 * time.Second) // virtual
+	advance(3 * time.Second)
 	fmt.Fprint(c, body[2000:])
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil || resp.StatusCode != 200 {
