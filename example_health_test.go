@@ -149,24 +149,27 @@ func ExampleProbeTarget_Dial() {
 	// Output: probe failed: no pong
 }
 
-// A pool that fails closed answers 503 at once when no server is usable.
+// A pool that fails closed answers 503 at once when no server is usable: a fails its
+// probe, and b is taken out.
 func ExampleWithFailClosed() {
-	var ill atomic.Bool
-	a, stop := serveProbed("a", &ill)
-	defer stop()
-	pool, err := lb.New([]lb.Target{a}, lb.WithHealthCheck(lb.HealthCheck{Path: "/healthz"}), lb.WithFailClosed())
+	var well, ill atomic.Bool
+	well.Store(true)
+	a, stopA := serveProbed("a", &ill)
+	defer stopA()
+	b, stopB := serveProbed("b", &well)
+	defer stopB()
+	pool, err := lb.New([]lb.Target{a, b}, lb.WithHealthCheck(lb.HealthCheck{Path: "/healthz"}), lb.WithFailClosed())
 	if err != nil {
 		panic(err)
 	}
 	defer pool.Close()
-	for strings.HasPrefix(askPool(pool), "200") { // until the first probe has failed
-		time.Sleep(time.Millisecond)
-	}
+	pool.Ready(context.Background())
+	fmt.Println(askPool(pool))
+	pool.SetState("b", lb.Draining)
 	fmt.Print(askPool(pool))
-	fmt.Println(pool.Backends()[0].Status())
 	// Output:
+	// 200 b
 	// 503 Service Unavailable
-	// unhealthy
 }
 
 // A Checker is tested with a ProbeTarget that belongs to no pool.

@@ -339,7 +339,7 @@ func TestProbeUsesTheTLSOfTraffic(t *testing.T) {
 			}
 			pool := newPool(t, []lb.Target{{Name: "a", URL: "https://secure.test"}}, lb.WithTransport(template),
 				lb.WithHealthCheck(lb.HealthCheck{Path: c.path}))
-			time.Sleep(time.Minute)
+			advance(time.Minute)
 			if st := pool.Backends()[0].Status(); st.String() != c.want {
 				t.Errorf("state = %s (%s), want %s", st, st.Reason, c.want)
 			}
@@ -356,7 +356,7 @@ func TestProbeUsesTheTLSOfTraffic(t *testing.T) {
 			}
 			pool.Close()
 			s.http.Close()
-			time.Sleep(time.Second)
+			advance(time.Second)
 		})
 	}
 }
@@ -427,7 +427,7 @@ func TestProbesOverAnotherRoundTripper(t *testing.T) {
 			return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader("x")), Request: r}, nil
 		})
 		pool := newPool(t, lb.Targets("http://a"), lb.WithTransport(rt), lb.WithHealthCheck(everySecond()))
-		time.Sleep(10 * time.Second)
+		advance(10 * time.Second)
 		if st := pool.Backends()[0].Status(); probes.Load() < 8 || st.Health != lb.HealthUnhealthy {
 			t.Errorf("probes = %d, health %v, want one each second and unhealthy", probes.Load(), st.Health)
 		}

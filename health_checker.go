@@ -170,7 +170,7 @@ func (t ProbeTarget) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, errNoTarget
 	}
 	out := r.WithContext(r.Context())
-	u := t.address.join(r.URL)
+	u := t.address.join(r.Method, r.URL)
 	if r.URL.Path == "" && t.address.path != nil {
 		u.Path, u.RawPath, u.RawQuery = t.address.path.Path, t.address.path.RawPath, t.address.path.RawQuery
 	}

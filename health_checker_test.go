@@ -46,7 +46,7 @@ func TestCheckersThatMisbehaveAreContained(t *testing.T) {
 			}
 			pool := newPool(t, manyTargets(2), lb.WithChecker(v))
 			defer pool.Close()
-			time.Sleep(time.Minute)
+			advance(time.Minute)
 			s := pool.Stats()
 			bad, good := s.Backends[0], s.Backends[1]
 			if bad.State != "unhealthy" || !strings.Contains(bad.Reason, c.reason) || bad.Probe.Count < 15 || bad.Probe.Failures != bad.Probe.Count {
@@ -77,7 +77,7 @@ func TestCheckerThatBlocksIsLeftBehind(t *testing.T) {
 		}
 		targets := append(slices.Clone(blocked), lb.Target{Name: "good", URL: "http://good.test"})
 		pool := newPool(t, targets, lb.WithChecker(v))
-		time.Sleep(time.Minute)
+		advance(time.Minute)
 		s := pool.Stats()
 		for _, b := range s.Backends[:len(blocked)] {
 			if n := len(v.probes(b.Name)); n != 1 || b.State != "unhealthy" {
@@ -108,9 +108,9 @@ func TestCheckerThatReturnsLateIsAskedAgain(t *testing.T) {
 		}
 		pool := newPool(t, manyTargets(1), lb.WithChecker(v))
 		defer pool.Close()
-		time.Sleep(20 * time.Second)
+		advance(20 * time.Second)
 		close(release)
-		time.Sleep(3 * time.Second)
+		advance(3 * time.Second)
 		if st := pool.Backends()[0].Status(); st.Health != lb.HealthHealthy {
 			t.Errorf("health = %v (%s), want healthy", st.Health, st.Reason)
 		}
@@ -123,13 +123,13 @@ func TestProbeThatCannotBeSentBlamesNobody(t *testing.T) {
 		v := newVerdicts()
 		pool := newPool(t, manyTargets(1), lb.WithChecker(v))
 		defer pool.Close()
-		time.Sleep(time.Second)
+		advance(time.Second)
 		v.mu.Lock()
 		v.check = func(context.Context, lb.ProbeTarget) (lb.Verdict, error) {
 			return lb.VerdictUnhealthy, fmt.Errorf("dial: %w", syscall.EMFILE)
 		}
 		v.mu.Unlock()
-		time.Sleep(time.Minute)
+		advance(time.Minute)
 		s := pool.Stats().Backends[0]
 		if s.State != "healthy" || s.Probe.Verdict != "none" || !strings.Contains(s.Probe.Error, "too many open files") {
 			t.Errorf("backend = %+v, probe %+v", s, s.Probe)
@@ -198,7 +198,7 @@ func TestNewProbeTarget(t *testing.T) {
 		if _, err := zero.RoundTrip(req); err == nil {
 			t.Error("the zero value sends")
 		}
-		time.Sleep(time.Second)
+		advance(time.Second)
 	})
 }
 

@@ -3,6 +3,7 @@
 package lb_test
 
 import (
+	"context"
 	"os"
 	"syscall"
 	"testing"
@@ -15,11 +16,23 @@ import (
 // resolver hides why.
 func TestResolverWithoutFilesBlamesNobody(t *testing.T) {
 	if err := withoutFiles(t, func() {
-		pool := newPool(t, lb.Targets("http://backend.internal"), lb.WithHealthCheck(lb.HealthCheck{Path: "/"}))
+		probed := make(chan struct{}, 1)
+		ask := lb.CheckerFunc(func(ctx context.Context, p lb.ProbeTarget) (lb.Verdict, error) {
+			select {
+			case probed <- struct{}{}:
+			case <-ctx.Done():
+			}
+			c, err := p.Dial(ctx)
+			if err != nil {
+				return 0, err
+			}
+			return lb.VerdictHealthy, c.Close()
+		})
+		pool := newPool(t, lb.Targets("http://backend.internal"), lb.WithChecker(ask), lb.WithHealthCheck(lb.HealthCheck{Interval: time.Minute, FastInterval: time.Millisecond}))
 		defer pool.Close()
-		for pool.Stats().Backends[0].Probe == nil {
-			time.Sleep(time.Millisecond)
-		}
+		<-probed
+		<-probed // so that the first one is known, and one more may be
+		<-probed
 		if b := pool.Stats().Backends[0]; b.State != "unknown" || b.Probe.Verdict != "none" || b.Probe.Failures != 0 {
 			t.Errorf("backend = %+v, probe %+v", b, b.Probe)
 		}

@@ -38,7 +38,7 @@ func TestErrorsOfCheckersAreContained(t *testing.T) {
 			return lb.VerdictUnhealthy, e
 		})))
 		defer pool.Close()
-		time.Sleep(time.Minute)
+		advance(time.Minute)
 		s := pool.Stats()
 		if b := s.Backends[0]; b.State != "unhealthy" || b.Probe.Count < 20 || s.Panics == 0 || !strings.Contains(b.Probe.Error, "nilError") {
 			t.Errorf("backend = %+v, probe %+v, panics = %d", b, b.Probe, s.Panics)
@@ -52,7 +52,7 @@ func TestErrorsOfCheckersAreContained(t *testing.T) {
 			return lb.VerdictUnhealthy, callingError{func() { pool.SetState("t0", lb.Draining) }}
 		})))
 		close(ready)
-		time.Sleep(time.Minute)
+		advance(time.Minute)
 		if st := pool.Backends()[0].Status(); st.String() != "draining" {
 			t.Errorf("state = %v", st)
 		}
@@ -149,9 +149,9 @@ func TestProbesGoOnBesideCodeThatHangs(t *testing.T) {
 		v := newVerdicts()
 		release := make(chan struct{})
 		pool := newPool(t, manyTargets(2), lb.WithChecker(v), lb.WithLogger(newHangingLogger(release)))
-		time.Sleep(time.Minute)
+		advance(time.Minute)
 		v.set("t0", lb.VerdictUnhealthy)
-		time.Sleep(time.Minute)
+		advance(time.Minute)
 		if n := len(v.probes("t0")); n < 20 || pool.Backends()[0].Status().Health != lb.HealthUnhealthy {
 			t.Errorf("%d probes in two minutes, state %v", n, pool.Backends()[0].Status())
 		}
@@ -167,12 +167,12 @@ func TestProbesGoOnBesideCodeThatHangs(t *testing.T) {
 			v := newVerdicts()
 			h := &hangingPrepare{Balancer: lb.BalancerFunc(first), release: make(chan struct{}), misbehave: misbehave}
 			pool := newPool(t, manyTargets(3), lb.WithChecker(v), lb.WithBalancer(h))
-			time.Sleep(10 * time.Second)
+			advance(10 * time.Second)
 			h.armed.Store(true)
 			v.set("t0", lb.VerdictUnhealthy)
-			time.Sleep(time.Minute)
+			advance(time.Minute)
 			v.set("t1", lb.VerdictUnhealthy)
-			time.Sleep(time.Minute)
+			advance(time.Minute)
 			if n := len(v.probes("t1")); n < 20 {
 				t.Errorf("%d probes in two minutes", n)
 			}
@@ -217,7 +217,7 @@ func TestDialsEndWithTheirProbe(t *testing.T) {
 			return nil, ctx.Err()
 		}
 		pool := newPool(t, r.targets(), lb.WithTransport(template), lb.WithTimeouts(lb.Timeouts{Dial: -1}), check)
-		time.Sleep(time.Minute)
+		advance(time.Minute)
 		if most.Load() != 1 {
 			t.Errorf("dials at once = %d, want 1", most.Load())
 		}
@@ -229,7 +229,7 @@ func TestDialsEndWithTheirProbe(t *testing.T) {
 			t.Errorf("%d dials are left over", now.Load()-1)
 		}
 		pool.Close()
-		time.Sleep(time.Second)
+		advance(time.Second)
 	})
 	bubble(t, "handshakes that nobody answers", func(t *testing.T) {
 		network := lbtest.NewNetwork()
@@ -253,17 +253,17 @@ func TestDialsEndWithTheirProbe(t *testing.T) {
 			}
 		}()
 		pool := newPool(t, lb.Targets("https://secure.test"), lb.WithTransport(network.Transport()), lb.WithTimeouts(lb.Timeouts{TLSHandshake: -1}), check)
-		time.Sleep(time.Minute)
+		advance(time.Minute)
 		if err := pool.SetTargets(lb.Targets("http://10.0.0.1")); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Second)
+		advance(time.Second)
 		if most.Load() != 1 || open.Load() != 0 {
 			t.Errorf("connections at once = %d, left over %d", most.Load(), open.Load())
 		}
 		pool.Close()
 		l.Close()
-		time.Sleep(time.Second)
+		advance(time.Second)
 	})
 }
 

@@ -89,7 +89,7 @@ func TestRiseAndFallAreStrictlyConsecutive(t *testing.T) {
 		// next makes the next probe say so, and returns the health after it.
 		next := func(said lb.Verdict) lb.Health {
 			v.set("t0", said)
-			for n := v.count(); v.count() == n; time.Sleep(10 * time.Millisecond) {
+			for n := v.count(); v.count() == n; advance(10 * time.Millisecond) {
 			}
 			synctest.Wait()
 			return b.Status().Health
@@ -160,7 +160,7 @@ func TestIntervalsFollowTheHealth(t *testing.T) {
 		defer pool.Close()
 		gaps := func(d time.Duration) (gaps []time.Duration) {
 			before := len(v.probes("t0"))
-			time.Sleep(d)
+			advance(d)
 			at := v.probes("t0")[before-1:]
 			for i := 1; i < len(at); i++ {
 				gaps = append(gaps, at[i].Sub(at[i-1])-took)
@@ -183,15 +183,15 @@ func TestIntervalsFollowTheHealth(t *testing.T) {
 				t.Errorf("intervals do not vary: %v", gaps)
 			}
 		}
-		time.Sleep(interval + took) // the second probe comes after a random part of one
+		advance(interval + took) // the second probe comes after a random part of one
 		within(gaps(30*interval), interval)
 		ill.Store(true)
-		time.Sleep(interval * 12 / 10)
+		advance(interval * 12 / 10)
 		within(gaps(20*(fast+took)), fast)
 		ill.Store(false)
 		began := time.Now()
 		for pool.Backends()[0].Status().Health != lb.HealthHealthy {
-			time.Sleep(time.Millisecond)
+			advance(time.Millisecond)
 		}
 		if d := time.Since(began); d > time.Second {
 			t.Errorf("the backend was back after %v, want less than 1 s", d)
@@ -215,7 +215,7 @@ func TestProbesAtOnceAreBounded(t *testing.T) {
 		}
 		pool := newPool(t, manyTargets(backends), lb.WithChecker(v), lb.WithHealthCheck(lb.HealthCheck{Interval: 10 * time.Second}))
 		defer pool.Close()
-		time.Sleep(time.Minute)
+		advance(time.Minute)
 		if most.Load() != atOnce {
 			t.Errorf("probes at once = %d, want %d", most.Load(), atOnce)
 		}
@@ -236,7 +236,7 @@ func TestManyProbesComeEvenly(t *testing.T) {
 		pool := newPool(t, manyTargets(backends), lb.WithChecker(v), lb.WithHealthCheck(lb.HealthCheck{Interval: time.Second}))
 		defer pool.Close()
 		began := time.Now()
-		time.Sleep(rounds * time.Second)
+		advance(rounds * time.Second)
 		var all []time.Duration
 		for _, target := range manyTargets(backends) {
 			at := v.probes(target.Name)
@@ -442,7 +442,7 @@ func TestManyTransitionsArePublishedTogether(t *testing.T) {
 		pool := newPool(t, manyTargets(1000), lb.WithBalancer(s), lb.WithChecker(v), lb.WithHealthCheck(lb.HealthCheck{Interval: 10 * time.Second}))
 		defer pool.Close()
 		s.prepared.Store(0)
-		time.Sleep(1100 * time.Millisecond) // the first round, which takes them all out
+		advance(1100 * time.Millisecond) // the first round, which takes them all out
 		if stats := pool.Stats(); !stats.FailOpen || stats.Usable != 0 {
 			t.Errorf("fail open = %t, usable = %d, want true and 0", stats.FailOpen, stats.Usable)
 		}

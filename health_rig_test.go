@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"example.com/lb"
@@ -64,11 +63,8 @@ func (r *rig) targets() (targets []lb.Target) {
 func (r *rig) fail(i int) { r.backends[i].SetProbe(probePath, lbtest.AnswerStatus(503, "")) }
 func (r *rig) pass(i int) { r.backends[i].SetProbe(probePath, lbtest.Answer()) }
 
-// after lets virtual time pass and everything that follows from it happen.
-func (r *rig) after(d time.Duration) {
-	time.Sleep(d)
-	synctest.Wait()
-}
+// after is advance.
+func (r *rig) after(d time.Duration) { advance(d) }
 
 // states is the state of each backend, in order.
 func (r *rig) states() string {
