@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"context"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -138,6 +139,11 @@ type Backend struct {
 	// published is the newest snapshot that has this backend among its usable
 	// ones. It makes the check of a pick cheap; see isCandidate.
 	published atomic.Pointer[snapshot]
+	// idle is closed when nothing is in flight; nil if nobody waits for that.
+	idle atomic.Pointer[chan struct{}]
+	// farewell is the time over which its WebSockets leave, in nanoseconds; zero: they
+	// need not.
+	farewell atomic.Int64
 	// removed tells that the backend left the pool: its connections are closed
 	// as they become idle.
 	removed atomic.Bool
@@ -235,11 +241,42 @@ func (b *Backend) begin(n int) {
 
 // end undoes begin's count of attempts in flight.
 func (b *Backend) end() {
-	if b.inFlight.Add(-1) == 0 && b.removed.Load() {
+	if b.inFlight.Add(-1) != 0 {
+		return
+	}
+	if b.idle.Load() != nil {
+		if idle := b.idle.Swap(nil); idle != nil {
+			close(*idle)
+		}
+	}
+	if b.removed.Load() {
 		// A request that had picked this backend just before it left the pool
 		// may have made the transport keep idle connections again.
 		b.conns.closeIdle()
 	}
+}
+
+// waitIdle returns when nothing is in flight, or with ctx's error.
+func (b *Backend) waitIdle(ctx context.Context) error {
+	for b.inFlight.Load() > 0 {
+		idle := make(chan struct{})
+		if !b.idle.CompareAndSwap(nil, &idle) {
+			if other := b.idle.Load(); other != nil {
+				idle = *other
+			} else {
+				continue
+			}
+		}
+		if b.inFlight.Load() == 0 { // it may have ended before it could see the channel
+			break
+		}
+		select {
+		case <-idle:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // count adds the outcome to the backend's counters.

@@ -140,14 +140,17 @@ func (s *backendSet) configureLocked(b *Backend, to settings) {
 }
 
 // setState carries out the operator's wish for the backend of that name.
-func (s *backendSet) setState(name string, state State) error {
+func (s *backendSet) setState(name string, state State) (*Backend, error) {
 	s.mu.Lock()
 	i := slices.IndexFunc(s.backends, func(b *Backend) bool { return b.name == name })
 	if i < 0 {
 		s.mu.Unlock()
-		return fmt.Errorf("lb: no backend is called %q", name)
+		return nil, fmt.Errorf("lb: no backend is called %q", name)
 	}
 	b := s.backends[i]
+	if state != Draining {
+		b.farewell.Store(0)
+	}
 	if was := b.standing.Load().state; was != state {
 		st := *b.standing.Load()
 		st.state, st.stateReason, st.stateSince = state, "set by the operator", time.Now()
@@ -158,7 +161,7 @@ func (s *backendSet) setState(name string, state State) error {
 	}
 	s.mu.Unlock()
 	s.publish()
-	return nil
+	return b, nil
 }
 
 // watchStateLocked stops the probes of a backend that is disabled, and begins them

@@ -83,6 +83,7 @@
 //	wait for 100 Continue           DefaultExpectContinueTimeout  1s
 //	idle connections per backend    DefaultMaxIdleConns           256
 //	idle time of a connection       DefaultIdleConnTimeout        30s
+//	Upgrades.CloseSpread            DefaultCloseSpread            10s
 //	RetryPolicy.Attempts            DefaultAttempts               3
 //	dials that do not count         DefaultMaxFailedDials         10
 //	RetryPolicy.BaseDelay           DefaultRetryBaseDelay         25ms

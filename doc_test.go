@@ -24,6 +24,7 @@ func defaults() map[string]any {
 		"DefaultExpectContinueTimeout": lb.DefaultExpectContinueTimeout,
 		"DefaultMaxIdleConns":          lb.DefaultMaxIdleConns,
 		"DefaultIdleConnTimeout":       lb.DefaultIdleConnTimeout,
+		"DefaultCloseSpread":           lb.DefaultCloseSpread,
 		"DefaultAttempts":              lb.DefaultAttempts,
 		"DefaultMaxFailedDials":        lb.DefaultMaxFailedDials,
 		"DefaultRetryBaseDelay":        lb.DefaultRetryBaseDelay,

@@ -170,6 +170,26 @@ func ExamplePool_SetState() {
 	// 200 a <nil>
 }
 
+// Drain takes a backend out before it is stopped: it returns when nothing is under way
+// there any more.
+func ExamplePool_Drain() {
+	targets, stop := serveNames("a", "b")
+	defer stop()
+	pool, _ := lb.New(targets, lb.WithBalancer(lb.BalancerFunc(pickFirst)))
+	defer pool.Close()
+
+	fmt.Println(askPool(pool))
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := pool.Drain(ctx, "a"); err != nil {
+		fmt.Println(err) // says how many requests are left, which go on
+	}
+	fmt.Println(askPool(pool))
+	// Output:
+	// 200 a
+	// 200 b
+}
+
 // Stats can be served as it is.
 func ExamplePool_Stats() {
 	targets, stop := serveNames("a", "b")

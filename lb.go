@@ -31,6 +31,7 @@ type Pool struct {
 	memory   memory
 	requests gate      // requests under way
 	scratch  sync.Pool // of *[]*Backend
+	sockets  webSockets
 	totals   totals
 	silent   *log.Logger // drops what is logged to it
 	learner  Learner     // the strategy, if it is one
@@ -154,7 +155,27 @@ func (p *Pool) SetState(name string, s State) error {
 	if p.closed() {
 		return fmt.Errorf("lb: %w", ErrClosed)
 	}
-	return p.set.setState(name, s)
+	_, err := p.set.setState(name, s)
+	return err
+}
+
+// Drain makes the backend of that name Draining and returns when nothing is in flight
+// on it any more, or with an error that says how much is when ctx ends; that is not cut,
+// and the backend stays Draining. Clients of its WebSockets are asked to leave; see
+// Upgrades.CloseSpread. An unknown name is an error. After Close it returns ErrClosed.
+func (p *Pool) Drain(ctx context.Context, name string) error {
+	if p.closed() {
+		return fmt.Errorf("lb: %w", ErrClosed)
+	}
+	b, err := p.set.setState(name, Draining)
+	if err != nil {
+		return err
+	}
+	p.sockets.leave(b, p.cfg.upgrades.spread(ctx))
+	if err := b.waitIdle(ctx); err != nil {
+		return fmt.Errorf("lb: backend %q has %d attempts in flight: %w", name, b.InFlight(), err)
+	}
+	return nil
 }
 
 // Backends returns the backends in the order of their targets.
@@ -170,7 +191,8 @@ func (p *Pool) CloseIdleConnections() {
 
 // Shutdown closes the pool gently: new requests are refused with ErrClosed, which
 // ServeHTTP answers with 503; those under way go on until they have ended or ctx
-// has, and then the pool is closed as by Close. It returns ctx's error if that
+// has, and then the pool is closed as by Close. Clients of WebSockets are asked to leave;
+// see Upgrades.CloseSpread. It returns ctx's error if that
 // cut requests, else nil; after Close it does nothing. With an http.Server in
 // front, shut that down first: it stops accepting and waits for its handlers.
 func (p *Pool) Shutdown(ctx context.Context) error {
@@ -179,6 +201,7 @@ func (p *Pool) Shutdown(ctx context.Context) error {
 	}
 	p.requests.close()
 	p.set.wakeAll()
+	p.sockets.leave(nil, p.cfg.upgrades.spread(ctx))
 	err := p.requests.wait(ctx)
 	p.Close()
 	return err

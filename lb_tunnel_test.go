@@ -116,7 +116,7 @@ func TestTunnelsEndWithThePool(t *testing.T) {
 	} {
 		bubble(t, name, func(t *testing.T) {
 			var left atomic.Int64
-			r := newRig(t, []lbtest.Behavior{tunnelTo(func(e *tunnelEnd) { e.wantEnd(t, time.Hour); left.Add(1) })})
+			r := newRig(t, []lbtest.Behavior{tunnelTo(func(e *tunnelEnd) { e.wantEnd(t, time.Hour); left.Add(1) })}, closeSpread(-1))
 			var wg sync.WaitGroup
 			var tunnels []*tunnelEnd
 			for range 5 {

@@ -47,7 +47,7 @@ func (s *serving) tunnel(resp *http.Response) {
 	if head.Write(rw) != nil || rw.Flush() != nil {
 		return // the client has left
 	}
-	t := &tunnelled{client: conn, backend: backend, limits: s.pool.cfg.upgrades}
+	t := &tunnelled{client: conn, backend: backend, protocol: resp.Header.Get("Upgrade"), limits: s.pool.cfg.upgrades}
 	defer context.AfterFunc(s.in.Context(), t.cut)()
 	// What comes behind the buffer is read from the connection itself: the server's
 	// reader cancels the context at the end of what the client says, which may be half
@@ -58,10 +58,11 @@ func (s *serving) tunnel(resp *http.Response) {
 
 // tunnelled is an upgraded exchange.
 type tunnelled struct {
-	client  net.Conn
-	backend *tunnelAnswer
-	limits  Upgrades
-	moved   atomic.Int64 // bytes, both ways: whether it is idle
+	client   net.Conn
+	backend  *tunnelAnswer
+	protocol string // that both switched to
+	limits   Upgrades
+	moved    atomic.Int64 // bytes, both ways: whether it is idle
 }
 
 // run copies both ways until both have ended. fromClient is the client's connection
@@ -70,8 +71,15 @@ func (t *tunnelled) run(fromClient io.Reader) {
 	defer t.limit()()
 	// A transport of the user's does not hear of the pool's end.
 	defer context.AfterFunc(t.backend.attempt.call.pool.conns.ctx, t.cut)()
+	var toClient io.Writer = t.client
+	if equalFold(t.protocol, "websocket") {
+		sockets := &t.backend.attempt.call.pool.sockets
+		w := sockets.add(t)
+		defer sockets.remove(w)
+		toClient = w
+	}
 	var wg sync.WaitGroup
-	wg.Go(func() { t.copy(t.client, t.backend) })
+	wg.Go(func() { t.copy(toClient, t.backend) })
 	t.copy(t.backend, fromClient)
 	wg.Wait()
 }
@@ -91,8 +99,7 @@ func (t *tunnelled) copy(dst io.Writer, src io.Reader) {
 			}
 		}
 		if errRead == io.EOF {
-			cw, ok := dst.(interface{ CloseWrite() error })
-			if ok && cw.CloseWrite() == nil {
+			if closeWrite(dst) == nil {
 				return
 			}
 			break
@@ -103,6 +110,14 @@ func (t *tunnelled) copy(dst io.Writer, src io.Reader) {
 		}
 	}
 	t.cut()
+}
+
+// closeWrite tells w's peer that all was said, if w can.
+func closeWrite(w io.Writer) error {
+	if cw, ok := w.(interface{ CloseWrite() error }); ok {
+		return cw.CloseWrite()
+	}
+	return errors.ErrUnsupported
 }
 
 // broken ends both directions because of err. Unless that comes from an end of our own,
@@ -184,6 +199,14 @@ type Upgrades struct {
 	// MaxDuration ends a tunnel after that time. Zero, the default, means no limit; a
 	// negative value is an error.
 	MaxDuration time.Duration
+	// CloseSpread is the time over which Shutdown and Drain ask the clients of WebSockets
+	// to leave, each at a random moment of it, with a close frame of status 1001 (going
+	// away) behind the frame that is under way; who has not left 5 s after that is cut.
+	// All at once they would come back all at once. If Shutdown or Drain has less than
+	// twice this time, half of what it has is taken. Zero means DefaultCloseSpread; a
+	// negative value asks nobody, and WebSockets last until they end or are cut, as
+	// tunnels of other protocols do.
+	CloseSpread time.Duration
 }
 
 func (u *Upgrades) fill(c *config) {
@@ -204,6 +227,9 @@ func (u *Upgrades) fill(c *config) {
 	}
 	if u.MaxDuration < 0 {
 		c.faultf("Upgrades.MaxDuration is %v: want more than zero, or 0 for no limit", u.MaxDuration)
+	}
+	if u.CloseSpread == 0 {
+		u.CloseSpread = DefaultCloseSpread
 	}
 	u.Protocols = slices.Clone(u.Protocols)
 }

@@ -65,12 +65,12 @@ func upgradesTo(protocols ...string) lb.Option {
 	return lb.WithUpgrades(lb.Upgrades{Protocols: protocols})
 }
 
-// A tunnel through ServeHTTP passes bytes both ways and counts as in flight until
-// it has ended.
+// A handshake goes to another backend like any request (traefik/traefik PR#3825). Its
+// tunnel passes bytes both ways and counts as in flight until it has ended.
 func TestUpgradeThroughServeHTTP(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, []lbtest.Behavior{lbtest.Refuse(), lbtest.Handle(http.HandlerFunc(echoUpgrade))}, upgradesTo("echo"))
-		for range 10 {
+		for range 50 {
 			c := r.dial()
 			fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
 			br := bufio.NewReader(c)

@@ -29,6 +29,9 @@ const (
 	// DefaultIdleConnTimeout is how long an idle connection is kept.
 	DefaultIdleConnTimeout = 30 * time.Second
 
+	// DefaultCloseSpread is the time over which WebSockets are asked to leave.
+	DefaultCloseSpread = 10 * time.Second
+
 	// DefaultAttempts is how often a request may reach a backend, the first
 	// time included.
 	DefaultAttempts = 3

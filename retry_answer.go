@@ -2,7 +2,6 @@ package lb
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"sync/atomic"
@@ -106,12 +105,7 @@ type tunnelAnswer struct {
 func (t *tunnelAnswer) Write(p []byte) (int, error) { return t.rw.Write(p) }
 
 // CloseWrite passes on the half-close, if the transport's connection has one.
-func (t *tunnelAnswer) CloseWrite() error {
-	if cw, ok := t.rw.(interface{ CloseWrite() error }); ok {
-		return cw.CloseWrite()
-	}
-	return errors.ErrUnsupported
-}
+func (t *tunnelAnswer) CloseWrite() error { return closeWrite(t.rw) }
 
 // Close ends the attempt. That the request's context has ended does not matter: it was
 // for the handshake, and net/http's own transport does not look at it any more either.

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -151,7 +153,7 @@ func (r *wsRig) open(t *testing.T) {
 }
 
 func wsTurns(t *testing.T, p wsPair) {
-	r := p.rig(t, wsSetup{serve: echo, backends: 3})
+	r := p.rig(t, wsSetup{serve: echo, backends: 3, spread: -1})
 	r.open(t)
 	var counts []int64
 	for _, b := range r.backends {
@@ -177,7 +179,7 @@ func wsDead(t *testing.T, p wsPair) {
 }
 
 func wsShutdown(t *testing.T, p wsPair) {
-	r := p.rig(t, wsSetup{serve: echo, backends: 2})
+	r := p.rig(t, wsSetup{serve: echo, backends: 2, spread: -1})
 	var clients []*wsClient
 	for range 4 {
 		clients = append(clients, r.dial(t, "/", wsOptions{}))
@@ -216,7 +218,7 @@ func wsShutdown(t *testing.T, p wsPair) {
 }
 
 func wsShutdownInTime(t *testing.T, p wsPair) {
-	r := p.rig(t, wsSetup{serve: echo, backends: 2})
+	r := p.rig(t, wsSetup{serve: echo, backends: 2, spread: -1})
 	c := r.dial(t, "/", wsOptions{})
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -235,6 +237,61 @@ func wsShutdownInTime(t *testing.T, p wsPair) {
 	}
 }
 
+// wsAskedToLeave shows that no message of the client is lost when it is asked to leave,
+// and that the backend hears of it.
+func wsAskedToLeave(t *testing.T, p wsPair) {
+	const n = 8
+	var got [n]atomic.Int64
+	r := p.rig(t, wsSetup{spread: time.Second / 2, serve: func(s *session) error {
+		for {
+			m := s.read()
+			if m.err != nil {
+				return m.err
+			}
+			got[m.data[0]].Add(1)
+			if err := s.write(m.kind, m.data); err != nil {
+				return err
+			}
+		}
+	}})
+	var sent [n]int64
+	var busy sync.WaitGroup
+	for i := range n {
+		c := r.dial(t, "/", wsOptions{})
+		busy.Go(func() {
+			defer c.leave()
+			data := noise(int64(i), 10_000)
+			data[0] = byte(i)
+			for {
+				if c.write(binaryData, data) != nil { // the library has answered the close
+					break
+				}
+				sent[i]++
+				if m, err := c.receive(); err != nil {
+					if code, _ := wsClosed(err); code != 1001 {
+						t.Errorf("the client's connection ended with %v", err)
+					}
+					break
+				} else if !bytes.Equal(m.data, data) {
+					t.Errorf("%d bytes came back as %d", len(data), len(m.data))
+				}
+			}
+		})
+	}
+	if err := r.pool.Shutdown(t.Context()); err != nil {
+		t.Errorf("Shutdown = %v", err)
+	}
+	busy.Wait()
+	for i := range n {
+		if code, _ := wsClosed(r.backend().end(t)); code != 1001 {
+			t.Errorf("the backend's connection ended with code %d, want 1001", code)
+		}
+		if got := got[i].Load(); got < sent[i]-1 { // the last may have been written behind the answer
+			t.Errorf("the backend got %d of %d messages", got, sent[i])
+		}
+	}
+}
+
 // Shutdown returns when its time is up, however many sockets are open and in use.
 func TestShutdownEndsWebSocketsInTime(t *testing.T) {
 	t.Parallel()
@@ -242,7 +299,7 @@ func TestShutdownEndsWebSocketsInTime(t *testing.T) {
 	for _, p := range wsPairs(plain) {
 		t.Run(fmt.Sprintf("%s client, %s server", p.client.name, p.server.name), func(t *testing.T) {
 			t.Parallel()
-			r := p.rig(t, wsSetup{serve: echo, backends: 3})
+			r := p.rig(t, wsSetup{serve: echo, backends: 3, spread: -1})
 			for range 10 {
 				r.dial(t, "/", wsOptions{})
 			}

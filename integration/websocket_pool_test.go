@@ -73,7 +73,7 @@ type ownTransport struct{ *http.Transport }
 func TestShutdownEndsWebSocketsOverAnyTransport(t *testing.T) {
 	for _, lib := range libraries {
 		b := startWSBackend(t, lib, wsSetup{serve: echo})
-		pool, err := lb.New(lb.Targets(b.server.URL), lb.WithTransport(ownTransport{&http.Transport{}}))
+		pool, err := lb.New(lb.Targets(b.server.URL), lb.WithTransport(ownTransport{&http.Transport{}}), lb.WithUpgrades(lb.Upgrades{CloseSpread: -1}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +94,7 @@ func TestShutdownEndsWebSocketsOverAnyTransport(t *testing.T) {
 func TestBytesOverAnyTransportAreCounted(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1000)) }))
 	defer s.Close()
-	pool, err := lb.New(lb.Targets(s.URL), lb.WithTransport(ownTransport{&http.Transport{}}))
+	pool, err := lb.New(lb.Targets(s.URL), lb.WithTransport(ownTransport{&http.Transport{}}), lb.WithUpgrades(lb.Upgrades{CloseSpread: -1}))
 	if err != nil {
 		t.Fatal(err)
 	}

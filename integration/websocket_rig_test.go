@@ -49,6 +49,7 @@ type wsSetup struct {
 	dead     []string // addresses of backends that do not live
 	accept   wsOptions
 	serve    func(*session) error // what backends do with a connection
+	spread   time.Duration        // see lb.Upgrades.CloseSpread
 }
 
 // wsRig is a pool in use by WebSockets.
@@ -75,7 +76,7 @@ func (p wsPair) rig(t *testing.T, setup wsSetup) *wsRig {
 		r.backends = append(r.backends, b)
 		urls = append(urls, b.server.URL)
 	}
-	pool, err := lb.New(lb.Targets(urls...))
+	pool, err := lb.New(lb.Targets(urls...), lb.WithUpgrades(lb.Upgrades{CloseSpread: setup.spread}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -76,6 +76,7 @@ var wsCases = []struct {
 	{"dead backends cost no handshake", wsDead},
 	{"shutdown waits, and cuts what it has waited for in vain", wsShutdown},
 	{"shutdown within its time cuts nothing", wsShutdownInTime},
+	{"shutdown asks to leave", wsAskedToLeave},
 }
 
 func wsHandshake(t *testing.T, p wsPair) {
