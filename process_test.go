@@ -20,8 +20,8 @@ import (
 	"example.com/lb"
 )
 
-// roleVariable makes of this test's program one of the processes of
-// TestKilledProcessCostsOnlyWhatWasOnIt.
+// roleVariable makes of this test's program a process of another kind, which the test
+// talks to.
 const roleVariable = "LB_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -31,11 +31,15 @@ func TestMain(m *testing.M) {
 		err = backendProcess(os.Args[1], os.Args[2])
 	case "pool":
 		err = poolProcess(os.Args[1:])
+	case "streams":
+		err = streamsProcess()
 	default:
 		os.Exit(m.Run())
 	}
-	fmt.Fprintln(os.Stderr, err)
-	os.Exit(1)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 }
 
 // backendProcess serves on addr. What it has executed is a line in the file: the
@@ -82,9 +86,11 @@ func announceAndServe(addr string, h http.Handler) error {
 type process struct {
 	cmd  *exec.Cmd
 	addr string
+	in   io.Writer
+	out  *bufio.Reader
 }
 
-func startProcess(t *testing.T, role string, args ...string) *process {
+func startProcess(t testing.TB, role string, args ...string) *process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], args...)
 	cmd.Env = append(os.Environ(), roleVariable+"="+role)
@@ -105,11 +111,19 @@ func startProcess(t *testing.T, role string, args ...string) *process {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
-	addr, err := bufio.NewReader(out).ReadString('\n')
+	p := &process{cmd: cmd, in: stdin, out: bufio.NewReader(out)}
+	p.addr = p.line(t)
+	return p
+}
+
+// line is the next that the process prints.
+func (p *process) line(t testing.TB) string {
+	t.Helper()
+	line, err := p.out.ReadString('\n')
 	if err != nil {
-		t.Fatalf("%s process: %v", role, err)
+		t.Fatalf("%v: %v", p.cmd, err)
 	}
-	return &process{cmd: cmd, addr: strings.TrimSpace(addr)}
+	return strings.TrimSpace(line)
 }
 
 // exchange is one request of the load and what became of it.
