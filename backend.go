@@ -2,6 +2,7 @@ package lb
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -139,7 +140,8 @@ type Backend struct {
 	// published is the newest snapshot that has this backend among its usable
 	// ones. It makes the check of a pick cheap; see isCandidate.
 	published atomic.Pointer[snapshot]
-	// idle is closed when nothing is in flight; nil if nobody waits for that.
+	// idle is closed when nothing is in flight, or the state has changed; nil if nobody
+	// waits for that.
 	idle atomic.Pointer[chan struct{}]
 	// farewell is the time over which its WebSockets leave, in nanoseconds; zero: they
 	// need not.
@@ -220,6 +222,7 @@ func (b *Backend) String() string { return b.name }
 // release is called with how it ended. Calls of release after the first do
 // nothing. It is meant for tests of strategies on backends of NewBackend.
 func (b *Backend) Acquire() (release func(Outcome)) {
+	b.inFlight.Add(1)
 	b.begin(1)
 	var done atomic.Bool
 	return func(o Outcome) {
@@ -230,25 +233,20 @@ func (b *Backend) Acquire() (release func(Outcome)) {
 	}
 }
 
-// begin counts the start of an attempt that is its request's n-th.
+// begin counts the start of an attempt, in flight already, that is its request's n-th.
 func (b *Backend) begin(n int) {
-	b.inFlight.Add(1)
 	b.requests.Add(1)
 	if n > 1 {
 		b.retries.Add(1)
 	}
 }
 
-// end undoes begin's count of attempts in flight.
+// end counts an attempt as no longer in flight.
 func (b *Backend) end() {
 	if b.inFlight.Add(-1) != 0 {
 		return
 	}
-	if b.idle.Load() != nil {
-		if idle := b.idle.Swap(nil); idle != nil {
-			close(*idle)
-		}
-	}
+	b.wakeIdle()
 	if b.removed.Load() {
 		// A request that had picked this backend just before it left the pool
 		// may have made the transport keep idle connections again.
@@ -256,9 +254,24 @@ func (b *Backend) end() {
 	}
 }
 
-// waitIdle returns when nothing is in flight, or with ctx's error.
-func (b *Backend) waitIdle(ctx context.Context) error {
+// wakeIdle wakes who is in waitIdle.
+func (b *Backend) wakeIdle() {
+	if b.idle.Load() != nil {
+		if idle := b.idle.Swap(nil); idle != nil {
+			close(*idle)
+		}
+	}
+}
+
+var errNotDraining = errors.New("it is not draining any more")
+
+// waitIdle returns when nothing is in flight, with an error when ctx or pool ends or the
+// operator has changed his mind.
+func (b *Backend) waitIdle(ctx, pool context.Context) error {
 	for b.inFlight.Load() > 0 {
+		if b.standing.Load().state != Draining {
+			return errNotDraining
+		}
 		idle := make(chan struct{})
 		if !b.idle.CompareAndSwap(nil, &idle) {
 			if other := b.idle.Load(); other != nil {
@@ -267,13 +280,16 @@ func (b *Backend) waitIdle(ctx context.Context) error {
 				continue
 			}
 		}
-		if b.inFlight.Load() == 0 { // it may have ended before it could see the channel
-			break
+		// It may have come to rest, or changed, before it could see the channel.
+		if b.inFlight.Load() == 0 || b.standing.Load().state != Draining {
+			continue
 		}
 		select {
 		case <-idle:
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-pool.Done():
+			return pool.Err()
 		}
 	}
 	return nil

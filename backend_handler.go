@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,23 +32,28 @@ type handlerTransport struct {
 func (t *handlerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	h := *t.handler.Load()
 	if p, ok := h.(*Pool); ok {
-		return p.RoundTrip(r)
+		resp, c, err := p.roundTrip(r)
+		if err == nil {
+			c.hideBackend(resp) // the pool around it does not know whose address to look for
+		}
+		return resp, err
 	}
-	ctx, cancel := context.WithCancel(r.Context())
+	ctx, cancel := context.WithCancel(withoutTrace{r.Context()})
 	in := serverRequest(r, ctx)
 	body, pipe := io.Pipe()
-	w := &handlerWriter{r: r, header: make(http.Header), pipe: pipe, committed: make(chan struct{}), ended: make(chan struct{})}
+	w := &handlerWriter{r: r, header: make(http.Header), pipe: pipe, committed: make(chan struct{})}
 	if !t.work.enter() {
 		cancel()
 		in.Body.Close()
 		return nil, ErrClosed
 	}
+	stop := context.AfterFunc(ctx, func() { t.ended(ctx, w) })
 	go func() {
 		defer t.work.leave()
 		defer cancel()
 		t.serve(h, w, in)
+		stop()
 	}()
-	context.AfterFunc(ctx, func() { t.ended(ctx, w) })
 	select {
 	case <-w.committed:
 	case <-ctx.Done():
@@ -59,7 +66,19 @@ func (t *handlerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if w.failure != nil {
 		return nil, w.failure
 	}
-	return w.response(&handlerBody{PipeReader: body, cancel: cancel}), nil
+	return w.response(body, cancel), nil
+}
+
+// withoutTrace hides the client trace of the attempt from a handler, which may well send
+// requests of its own in its request's context.
+type withoutTrace struct{ context.Context }
+
+func (c withoutTrace) Value(key any) any {
+	v := c.Context.Value(key)
+	if _, ok := v.(*httptrace.ClientTrace); ok {
+		return (*httptrace.ClientTrace)(nil)
+	}
+	return v
 }
 
 // serverRequest is r as a server would hand it to its handler.
@@ -112,19 +131,28 @@ func (t *handlerTransport) serve(h http.Handler, w *handlerWriter, in *http.Requ
 // ended counts a handler that goes on although its request has ended.
 func (t *handlerTransport) ended(ctx context.Context, w *handlerWriter) {
 	w.pipe.CloseWithError(ctx.Err())
-	time.AfterFunc(closeGrace, func() {
-		select {
-		case <-w.ended:
-		default:
-			t.abandoned.Add(1)
-		}
-	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.returned {
+		w.late = time.AfterFunc(closeGrace, func() { t.abandoned.Add(1) })
+	}
 }
 
 // handlerBody is the body of a handler's answer. Closing it ends the request.
 type handlerBody struct {
 	*io.PipeReader
-	cancel context.CancelFunc
+	w       *handlerWriter
+	trailer http.Header // of the answer
+	cancel  context.CancelFunc
+}
+
+// Read fills in the trailers at the end of the body, where their reader looks for them.
+func (b *handlerBody) Read(p []byte) (int, error) {
+	n, err := b.PipeReader.Read(p)
+	if err == io.EOF {
+		maps.Copy(b.trailer, b.w.trailing)
+	}
+	return n, err
 }
 
 func (b *handlerBody) Close() error {
@@ -139,14 +167,19 @@ type handlerWriter struct {
 	header    http.Header // the handler's
 	pipe      *io.PipeWriter
 	committed chan struct{} // closed when the answer has begun, or failed before
-	ended     chan struct{} // closed when the handler has returned
 
-	once    sync.Once
-	status  int         // written before committed is closed, as are the following
-	sent    http.Header // header when it was committed
-	trailer http.Header // announced, filled in at the end
-	length  int64
-	failure error
+	once      sync.Once
+	status    int         // written before committed is closed, as are the following
+	sent      http.Header // header when it was committed
+	announced []string    // names of trailers
+	length    int64
+	failure   error
+
+	trailing http.Header // the trailers, before pipe comes to its end
+
+	mu       sync.Mutex // guards the following
+	returned bool       // the handler has
+	late     *time.Timer
 }
 
 func (w *handlerWriter) Header() http.Header { return w.header }
@@ -173,10 +206,9 @@ func (w *handlerWriter) commit(code int) {
 		if n, err := strconv.ParseInt(w.sent.Get("Content-Length"), 10, 64); err == nil && n >= 0 {
 			w.length = n
 		}
-		w.trailer = make(http.Header)
 		for _, line := range w.sent["Trailer"] {
 			for name := range strings.SplitSeq(line, ",") {
-				w.trailer[textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name))] = nil
+				w.announced = append(w.announced, textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name)))
 			}
 		}
 		close(w.committed)
@@ -205,7 +237,12 @@ func (w *handlerWriter) Flush() { w.commit(http.StatusOK) }
 
 // finish ends the answer: with its trailers, or with failure.
 func (w *handlerWriter) finish(failure error) {
-	defer close(w.ended)
+	w.mu.Lock()
+	w.returned = true
+	if w.late != nil {
+		w.late.Stop()
+	}
+	w.mu.Unlock()
 	if failure != nil {
 		w.once.Do(func() {
 			w.failure = failure
@@ -215,21 +252,26 @@ func (w *handlerWriter) finish(failure error) {
 		return
 	}
 	w.once.Do(func() { // an answer without a body, whose length is known
-		w.status, w.sent, w.trailer = http.StatusOK, w.header.Clone(), make(http.Header)
+		w.status, w.sent = http.StatusOK, w.header.Clone()
 		close(w.committed)
 	})
+	w.trailing = make(http.Header)
 	for name, values := range w.header {
 		if plain, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
-			w.trailer[textproto.CanonicalMIMEHeaderKey(plain)] = values
-		} else if _, announced := w.trailer[name]; announced {
-			w.trailer[name] = values
+			w.trailing[textproto.CanonicalMIMEHeaderKey(plain)] = values
+		} else if slices.Contains(w.announced, name) {
+			w.trailing[name] = values
 		}
 	}
 	w.pipe.Close()
 }
 
 // response is the answer with body.
-func (w *handlerWriter) response(body io.ReadCloser) *http.Response {
+func (w *handlerWriter) response(body *io.PipeReader, end context.CancelFunc) *http.Response {
+	trailer := make(http.Header, len(w.announced))
+	for _, name := range w.announced {
+		trailer[name] = nil
+	}
 	for name := range w.sent {
 		if strings.HasPrefix(name, http.TrailerPrefix) {
 			delete(w.sent, name)
@@ -238,6 +280,7 @@ func (w *handlerWriter) response(body io.ReadCloser) *http.Response {
 	return &http.Response{
 		Status:     fmt.Sprintf("%03d %s", w.status, http.StatusText(w.status)),
 		StatusCode: w.status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: w.sent, Body: body, ContentLength: w.length, Trailer: w.trailer, Request: w.r,
+		Header: w.sent, ContentLength: w.length, Trailer: trailer, Request: w.r,
+		Body: &handlerBody{PipeReader: body, w: w, trailer: trailer, cancel: end},
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -281,4 +282,45 @@ func TestHandlerTargetBadInput(t *testing.T) {
 	if w.Code != 200 || w.Body.Len() != 0 {
 		t.Errorf("HEAD = %d %q", w.Code, w.Body)
 	}
+}
+
+// A handler that answers with trailers alone has returned while they are looked at.
+func TestTrailersOfAHandlerWithoutBody(t *testing.T) {
+	h := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Trailer", "Grpc-Status, Grpc-Message")
+		w.WriteHeader(200)
+		w.Header().Set("Grpc-Status", "5")
+		w.Header().Set("Grpc-Message", "x")
+		w.Header().Set(http.TrailerPrefix+"Unannounced", "y")
+	})
+	pool := newPool(t, []lb.Target{{Name: "h", Handler: h}})
+	for range 500 {
+		w := httptest.NewRecorder()
+		pool.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+		if got := w.Result().Trailer; got.Get("Grpc-Status") != "5" || got.Get("Grpc-Message") != "x" || got.Get("Unannounced") != "y" {
+			t.Fatalf("trailers = %v", got)
+		}
+	}
+}
+
+// The trace of the attempt is not the handler's: a hint that another server gives to it
+// is nothing for the client.
+func TestHandlerDoesNotHaveTheAttemptsTrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, []lbtest.Behavior{hinting()})
+		side := r.pool
+		outer := newPool(t, []lb.Target{{Name: "h", Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			ask, _ := http.NewRequestWithContext(req.Context(), "GET", r.backends[0].URL(), nil)
+			if resp, err := r.client.Do(ask); err == nil {
+				resp.Body.Close()
+			}
+			w.WriteHeader(204)
+		})}})
+		r.server.Handler = outer
+		_, br := r.openWith("GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		if codes, _, _ := finalAnswer(t, br); !slices.Equal(codes, []int{204}) {
+			t.Errorf("the client got %v, want 204 alone", codes)
+		}
+		side.Close()
+	})
 }

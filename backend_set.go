@@ -139,8 +139,9 @@ func (s *backendSet) configureLocked(b *Backend, to settings) {
 	}
 }
 
-// setState carries out the operator's wish for the backend of that name.
-func (s *backendSet) setState(name string, state State) (*Backend, error) {
+// setState carries out the operator's wish for the backend of that name; farewell is the
+// time over which its WebSockets are to leave, if not zero.
+func (s *backendSet) setState(name string, state State, farewell time.Duration) (*Backend, error) {
 	s.mu.Lock()
 	i := slices.IndexFunc(s.backends, func(b *Backend) bool { return b.name == name })
 	if i < 0 {
@@ -148,8 +149,8 @@ func (s *backendSet) setState(name string, state State) (*Backend, error) {
 		return nil, fmt.Errorf("lb: no backend is called %q", name)
 	}
 	b := s.backends[i]
-	if state != Draining {
-		b.farewell.Store(0)
+	if state != Draining || farewell > 0 {
+		b.farewell.Store(int64(farewell))
 	}
 	if was := b.standing.Load().state; was != state {
 		st := *b.standing.Load()
@@ -161,6 +162,7 @@ func (s *backendSet) setState(name string, state State) (*Backend, error) {
 	}
 	s.mu.Unlock()
 	s.publish()
+	b.wakeIdle() // who waits for it may have to wait no more
 	return b, nil
 }
 

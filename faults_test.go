@@ -439,3 +439,17 @@ func TestCutDuringAnUploadBlamesTheBackend(t *testing.T) {
 		r.wantIdle()
 	})
 }
+
+// A status that is no answer's is refused, whoever brings it.
+func TestStatusThatIsNoAnswersIsRefused(t *testing.T) {
+	for _, code := range []int{0, 99, 100, 103, 150, 199, 1000} {
+		p := newPool(t, lb.Targets("http://a.test"), lb.WithTransport(roundTripperFunc(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: code, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("x"))}, nil
+		})))
+		w := httptest.NewRecorder()
+		p.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+		if w.Code != 502 {
+			t.Errorf("status %d came out as %d, want 502", code, w.Code)
+		}
+	}
+}

@@ -48,8 +48,9 @@ func (g *gate) close() {
 // closed tells whether the gate was shut.
 func (g *gate) closed() bool { return g.shut.Load() }
 
-// wait returns when nobody is inside of the closed gate, or with ctx's error.
-func (g *gate) wait(ctx context.Context) error {
+// wait returns when nobody is inside of the closed gate, or with ctx's error; without
+// one when it is of no use to wait any more.
+func (g *gate) wait(ctx, useless context.Context) error {
 	select {
 	case <-g.empty:
 		return nil
@@ -60,5 +61,7 @@ func (g *gate) wait(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	case <-useless.Done():
+		return nil
 	}
 }

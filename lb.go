@@ -107,13 +107,19 @@ func (p *Pool) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // Body was read to the end or closed. The Body of a 101 answer is an
 // io.ReadWriteCloser with CloseWrite.
 func (p *Pool) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, _, err := p.roundTrip(r)
+	return resp, err
+}
+
+// roundTrip also returns the call, which knows who has answered.
+func (p *Pool) roundTrip(r *http.Request) (*http.Response, *call, error) {
 	p.totals.requests.Add(1)
 	if !p.requests.enter() {
 		if r.Body != nil {
 			r.Body.Close()
 		}
 		p.totals.failures.Add(1)
-		return nil, fmt.Errorf("lb: %w", ErrClosed)
+		return nil, nil, fmt.Errorf("lb: %w", ErrClosed)
 	}
 	if r.URL == nil {
 		if r.Body != nil {
@@ -121,9 +127,11 @@ func (p *Pool) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		p.requests.leave()
 		p.totals.failures.Add(1)
-		return nil, errors.New("lb: request without URL")
+		return nil, nil, errors.New("lb: request without URL")
 	}
-	return new(call).init(p, r, p.requests.leave).run()
+	c := new(call).init(p, r, p.requests.leave)
+	resp, err := c.run()
+	return resp, c, err
 }
 
 // SetTargets replaces the targets in one step. A target that keeps its name, URL,
@@ -155,24 +163,31 @@ func (p *Pool) SetState(name string, s State) error {
 	if p.closed() {
 		return fmt.Errorf("lb: %w", ErrClosed)
 	}
-	_, err := p.set.setState(name, s)
+	b, err := p.set.setState(name, s, 0)
+	if err == nil && s != Draining {
+		p.sockets.stay(b)
+	}
 	return err
 }
 
 // Drain makes the backend of that name Draining and returns when nothing is in flight
-// on it any more, or with an error that says how much is when ctx ends; that is not cut,
-// and the backend stays Draining. Clients of its WebSockets are asked to leave; see
-// Upgrades.CloseSpread. An unknown name is an error. After Close it returns ErrClosed.
+// on it any more, or with an error that says how much is, when ctx ends or SetState has
+// made the backend something else. When ctx ends the backend stays Draining and requests
+// go on; only WebSockets do not for long: their clients are asked to leave as
+// Upgrades.CloseSpread says. An unknown name is an error. After Close it returns ErrClosed.
 func (p *Pool) Drain(ctx context.Context, name string) error {
 	if p.closed() {
 		return fmt.Errorf("lb: %w", ErrClosed)
 	}
-	b, err := p.set.setState(name, Draining)
+	b, err := p.set.setState(name, Draining, max(0, p.cfg.upgrades.spread(ctx)))
 	if err != nil {
 		return err
 	}
-	p.sockets.leave(b, p.cfg.upgrades.spread(ctx))
-	if err := b.waitIdle(ctx); err != nil {
+	p.sockets.leave(b)
+	switch err := b.waitIdle(ctx, p.conns.ctx); {
+	case p.closed():
+		return fmt.Errorf("lb: %w", ErrClosed)
+	case err != nil:
 		return fmt.Errorf("lb: backend %q has %d attempts in flight: %w", name, b.InFlight(), err)
 	}
 	return nil
@@ -189,20 +204,29 @@ func (p *Pool) CloseIdleConnections() {
 	}
 }
 
+// CloseWebSockets asks the clients of all WebSockets, those that open later too, to
+// leave as Upgrades.CloseSpread says, and returns at once. Shutdown does so by itself; but
+// where it follows that of an http.Server, which waits for the longest of its requests,
+// there may be no time left:
+//
+//	server.RegisterOnShutdown(pool.CloseWebSockets)
+func (p *Pool) CloseWebSockets() { p.sockets.leaveAll(p.cfg.upgrades.CloseSpread) }
+
 // Shutdown closes the pool gently: new requests are refused with ErrClosed, which
 // ServeHTTP answers with 503; those under way go on until they have ended or ctx
 // has, and then the pool is closed as by Close. Clients of WebSockets are asked to leave;
 // see Upgrades.CloseSpread. It returns ctx's error if that
 // cut requests, else nil; after Close it does nothing. With an http.Server in
-// front, shut that down first: it stops accepting and waits for its handlers.
+// front, shut that down first: it stops accepting and waits for its handlers; but see
+// CloseWebSockets.
 func (p *Pool) Shutdown(ctx context.Context) error {
 	if p.closed() {
 		return nil
 	}
 	p.requests.close()
 	p.set.wakeAll()
-	p.sockets.leave(nil, p.cfg.upgrades.spread(ctx))
-	err := p.requests.wait(ctx)
+	p.sockets.leaveAll(p.cfg.upgrades.spread(ctx))
+	err := p.requests.wait(ctx, p.conns.ctx)
 	p.Close()
 	return err
 }
@@ -222,7 +246,7 @@ func (p *Pool) Close() error {
 	p.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
 	defer cancel()
-	p.set.work.wait(ctx) //nolint:errcheck // waited long enough
+	_ = p.set.work.wait(ctx, context.Background()) // waited long enough
 	return nil
 }
 

@@ -9,7 +9,10 @@ import (
 )
 
 // TrustedProxies says which proxies in front of the pool are believed about whom they
-// forward for: about X-Forwarded-For, -Host and -Proto. Set Prefixes or Hops, not both.
+// forward for: about X-Forwarded-For, -Host and -Proto, and about Forwarded with
+// WithForwarded. Such a proxy must set these, or take out what a client has put there; the
+// other fields of the kind, such as X-Real-Ip, are taken out here, and a hook of
+// WithRewrite can put back what is wanted of them. Set Prefixes or Hops, not both.
 // The zero value trusts nobody: what a request says about its way is then replaced by
 // what is known of its peer.
 //

@@ -56,9 +56,19 @@ func TestClientIP(t *testing.T) {
 			r.Header["X-Forwarded-For"] = c.says
 			r.Header.Set("X-Forwarded-Proto", "https")
 			r.Header.Set("X-Forwarded-Host", "shop.test")
+			for _, name := range []string{"X-Real-Ip", "X_Forwarded_For", "X_forwarded_host", "X-Forwarded-Port", "Forwarded"} {
+				r.Header[name] = []string{"127.0.0.1"}
+			}
 			pool.ServeHTTP(httptest.NewRecorder(), r)
 			if got.String() != c.client {
 				t.Errorf("client = %v, want %s", got, c.client)
+			}
+			for name := range header {
+				switch name {
+				case "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "User-Agent":
+				default:
+					t.Errorf("the backend is told %s", name)
+				}
 			}
 			host, _, _ := strings.Cut(c.peer, "]")
 			host = strings.TrimPrefix(host, "[")
@@ -158,6 +168,23 @@ func TestForwardedAndVia(t *testing.T) {
 	for _, name := range []string{"", "a b", "a,b", "a\r\nb"} {
 		if _, err := lb.New(manyTargets(1), lb.WithVia(name)); err == nil {
 			t.Errorf("WithVia(%q) is accepted", name)
+		}
+	}
+}
+
+// A middleware may have put the client's address into RemoteAddr, without a port.
+func TestRemoteAddrWithoutAPort(t *testing.T) {
+	for remote, want := range map[string]string{"192.0.2.7": "192.0.2.7", "2001:db8::1": "2001:db8::1", "@": "", "": ""} {
+		var header http.Header
+		pool := newPool(t, lb.Targets("http://a.test"), lb.WithTransport(roundTripperFunc(func(r *http.Request) (*http.Response, error) {
+			header = r.Header
+			return &http.Response{StatusCode: 200, Body: http.NoBody, Request: r}, nil
+		})))
+		r := httptest.NewRequest("GET", "/", nil)
+		r.RemoteAddr = remote
+		pool.ServeHTTP(httptest.NewRecorder(), r)
+		if got := header.Get("X-Forwarded-For"); got != want {
+			t.Errorf("RemoteAddr %q: X-Forwarded-For = %q, want %q", remote, got, want)
 		}
 	}
 }

@@ -30,8 +30,11 @@ type serving struct {
 
 	client clientWriter
 
-	hints    sync.Mutex // held while an informational answer is passed on
-	answered bool       // guarded by hints: no more of these
+	replaced io.Closer // the body that a hook has put in the answer's place
+
+	hints    sync.Mutex // held while an informational answer is passed on; guards the following
+	answered bool       // no more of these
+	panicked any        // what the writer panicked with
 }
 
 // undelivered is the body of an answer that may not have been read to its end.
@@ -51,12 +54,14 @@ func (p *Pool) forward(w http.ResponseWriter, r *http.Request) {
 	defer s.end()
 	s.prepare()
 	resp, err := s.call.init(p, &s.out, nil).run()
+	if err == nil {
+		s.answer, _ = resp.Body.(undelivered)
+	}
 	s.noMoreHints()
 	if err != nil {
 		p.fail(w, r, err)
 		return
 	}
-	s.answer, _ = resp.Body.(undelivered)
 	if hook := p.cfg.modify; hook != nil {
 		if err := s.modify(hook, resp); err != nil {
 			s.failHere(err)
@@ -118,22 +123,33 @@ func rawTarget(u *url.URL) string {
 // end closes what may still be open when the handler returns, or panics: the body of
 // the request, and an answer that was not passed on to its end.
 func (s *serving) end() {
-	s.noMoreHints()
+	s.hints.Lock()
+	s.answered = true
+	s.hints.Unlock()
 	if s.answer != nil {
 		s.answer.abandon(CauseNone)
+	}
+	if s.replaced != nil {
+		defer s.replaced.Close()
 	}
 	if s.duplex {
 		s.body.leave(s.w)
 	}
 }
 
-// hint passes an informational answer on. It is called by the transport.
+// hint passes an informational answer on. It is called by the transport, maybe on a
+// goroutine of its own.
 func (s *serving) hint(code int, header textproto.MIMEHeader) error {
 	s.hints.Lock()
 	defer s.hints.Unlock()
 	if s.answered || !s.in.ProtoAtLeast(1, 1) {
 		return nil
 	}
+	defer func() {
+		if v := recover(); v != nil { // of a middleware's writer
+			s.answered, s.panicked = true, v
+		}
+	}()
 	h := s.w.Header()
 	before := maps.Clone(h)
 	copyHeader(h, http.Header(header))
@@ -143,18 +159,21 @@ func (s *serving) hint(code int, header textproto.MIMEHeader) error {
 	return nil
 }
 
+// noMoreHints ends them. What the writer has panicked with in one goes on here, where
+// the server expects it.
 func (s *serving) noMoreHints() {
 	s.hints.Lock()
 	defer s.hints.Unlock()
 	s.answered = true
+	if v := s.panicked; v != nil {
+		panic(v)
+	}
 }
 
 // deliver passes the answer on.
 func (s *serving) deliver(resp *http.Response) {
 	h := s.w.Header()
-	if e := &s.call.answering.backend.endpoint; e.scheme != "" && !s.pool.cfg.keepLocation {
-		rewriteLocation(resp.Header, e)
-	}
+	s.call.hideBackend(resp)
 	if via := s.pool.cfg.via; via != "" {
 		addVia(resp.Header, resp.ProtoMajor, resp.ProtoMinor, via)
 	}
@@ -170,6 +189,9 @@ func (s *serving) deliver(resp *http.Response) {
 	for _, name := range announced {
 		h.Add("Trailer", name)
 	}
+	out := &s.client
+	out.begin(s.w, s.pool.cfg.timeouts.ClientWrite)
+	defer out.end()
 	s.w.WriteHeader(resp.StatusCode)
 	if cause := s.copyBody(resp); cause != CauseNone {
 		s.answer.abandon(cause)
@@ -189,9 +211,6 @@ func (s *serving) copyBody(resp *http.Response) Cause {
 		return CauseNone
 	}
 	out := &s.client
-	out.w, out.control, out.limit = s.w, http.NewResponseController(s.w), s.pool.cfg.timeouts.ClientWrite
-	out.begin()
-	defer out.end()
 	streams := resp.ContentLength < 0 || isEventStream(resp.Header)
 	if streams && !out.flush() { // the header goes ahead
 		return CauseClientGone
@@ -237,19 +256,29 @@ type clientWriter struct {
 	panicked any         // what it panicked with
 }
 
-// begin lets go of the server's time-outs, which are for the whole of an exchange.
-// Errors are of writers that know no deadlines.
-func (c *clientWriter) begin() {
+// begin lets go of the server's time-outs, which are for the whole of an exchange, if
+// there is a limit for each write. Errors are of writers that know no deadlines.
+func (c *clientWriter) begin(w http.ResponseWriter, limit time.Duration) {
+	c.w, c.control, c.limit = w, http.NewResponseController(w), limit
 	if c.limit > 0 {
 		_ = c.control.SetReadDeadline(time.Time{})
 	}
 }
 
-// end lets go of the last write's deadline, for the next request of the connection.
+// end sends what is left under the last deadline, which it lets go of then: the
+// connection may have a next request.
 func (c *clientWriter) end() {
 	c.notSoon()
 	if c.limit > 0 {
+		c.flush()
 		_ = c.control.SetWriteDeadline(time.Time{})
+	}
+}
+
+// hurry sets the deadline of what is written next.
+func (c *clientWriter) hurry() {
+	if c.limit > 0 {
+		_ = c.control.SetWriteDeadline(time.Now().Add(c.limit))
 	}
 }
 
@@ -282,9 +311,7 @@ func (c *clientWriter) notSoon() {
 
 // write tells whether p could be written.
 func (c *clientWriter) write(p []byte) bool {
-	if c.limit > 0 {
-		_ = c.control.SetWriteDeadline(time.Now().Add(c.limit))
-	}
+	c.hurry()
 	_, err := c.w.Write(p)
 	return err == nil
 }
@@ -292,6 +319,7 @@ func (c *clientWriter) write(p []byte) bool {
 // flush tells whether what was written could be sent. A writer that cannot flush has
 // its own time for that.
 func (c *clientWriter) flush() bool {
+	c.hurry()
 	err := c.control.Flush()
 	return err == nil || errors.Is(err, http.ErrNotSupported)
 }
@@ -306,7 +334,7 @@ func isEventStream(h http.Header) bool {
 // trailers sends the fields that came after the body. Those that were not announced
 // are marked as net/http asks for.
 func (s *serving) trailers(trailer http.Header, announced []string) {
-	_ = http.NewResponseController(s.w).Flush() // or a short answer would go out without trailers
+	s.client.flush() // or a short answer would go out without trailers
 	h := s.w.Header()
 	for name, values := range trailer {
 		if !slices.Contains(announced, name) {

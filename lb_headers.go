@@ -82,6 +82,19 @@ func isForwarded(name string) bool {
 	return strings.IndexByte(name, '_') >= 0 && isForwarded(textproto.CanonicalMIMEHeaderKey(strings.ReplaceAll(name, "_", "-")))
 }
 
+// believable tells whether trusted proxies are believed about a field: about those that
+// every proxy sets, or is told to. What else tells of a request's way is more likely the
+// client's.
+func (c *config) believable(name string) bool {
+	switch name {
+	case "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto":
+		return true
+	case "Forwarded":
+		return c.forwarded
+	}
+	return false
+}
+
 // requestHeader is the header that goes out for in: a map of its own, whose values are
 // in's. It has nothing that is for in's connection alone. What in says about its way is
 // kept if it is believed, which only what trusted proxies say is, and what is known of
@@ -90,7 +103,7 @@ func (c *config) requestHeader(in *http.Request, upgrade string, believed bool) 
 	out := make(http.Header, len(in.Header)+6)
 	options := connectionOptions(in.Header)
 	for name, values := range in.Header {
-		if isHopByHop(name) || isForwarded(name) && !believed || slices.Contains(options, name) {
+		if isHopByHop(name) || isForwarded(name) && !(believed && c.believable(name)) || slices.Contains(options, name) {
 			continue
 		}
 		out[name] = values[:len(values):len(values)]
@@ -160,7 +173,11 @@ func setForwarded(out http.Header, in *http.Request) {
 	if in.TLS != nil {
 		values[2] = "https"
 	}
-	if ip, _, err := net.SplitHostPort(in.RemoteAddr); err == nil {
+	ip, _, err := net.SplitHostPort(in.RemoteAddr)
+	if peer := peerOf(in); err != nil && peer.IsValid() {
+		ip = peer.String() // a middleware has put an address alone in there
+	}
+	if ip != "" {
 		values[0] = ip
 		if before := out["X-Forwarded-For"]; len(before) > 0 {
 			values[0] = strings.Join(before, ", ") + ", " + ip

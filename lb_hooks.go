@@ -60,10 +60,17 @@ func (a *attempt) rewrite(hook func(*ProxyRequest), out *http.Request) (err erro
 
 // modify lets the user's hook change the answer.
 func (s *serving) modify(hook func(*http.Response) error, resp *http.Response) (err error) {
+	body := resp.Body
 	defer func() {
 		if v := recover(); v != nil {
 			s.pool.set.panics.caught("the hook of WithModifyResponse", v)
 			err = fmt.Errorf("%w: %v", errHook, v)
+		}
+		if resp.Body == nil {
+			resp.Body = http.NoBody
+		}
+		if resp.Body != body {
+			s.replaced = resp.Body
 		}
 	}()
 	resp.Request = s.in.WithContext(s.call.answering)

@@ -137,3 +137,43 @@ func TestModifyResponse(t *testing.T) {
 		r.wantIdle()
 	})
 }
+
+// noted tells of its Close.
+type noted struct {
+	io.Reader
+	closed func()
+}
+
+func (n noted) Close() error { n.closed(); return nil }
+
+// The body that a hook has put in the answer's place is closed, whatever becomes of it.
+func TestBodyOfTheHookIsClosed(t *testing.T) {
+	for name, failure := range map[string]error{"passed on": nil, "refused": errors.New("no")} {
+		bubble(t, name, func(t *testing.T) {
+			closed := 0
+			r := newRig(t, answers(1), lb.WithModifyResponse(func(resp *http.Response) error {
+				old := resp.Body
+				resp.Body = noted{strings.NewReader("mine"), func() { closed++; old.Close() }}
+				resp.ContentLength = 4
+				resp.Header.Set("Content-Length", "4")
+				return failure
+			}))
+			a := r.must("GET", "", nil)
+			if (string(a.body) == "mine") != (failure == nil) || closed != 1 {
+				t.Errorf("body = %q, closed %d times", a.body, closed)
+			}
+			r.wantIdle()
+		})
+	}
+	bubble(t, "none", func(t *testing.T) {
+		r := newRig(t, answers(1), lb.WithModifyResponse(func(resp *http.Response) error {
+			resp.Body = nil
+			resp.Header.Set("Content-Length", "0")
+			return nil
+		}))
+		if a := r.must("GET", "", nil); a.status != 200 || len(a.body) != 0 {
+			t.Errorf("answer = %d %q", a.status, a.body)
+		}
+		r.wantIdle()
+	})
+}

@@ -270,3 +270,28 @@ func TestAnswersWithoutBodyEnd(t *testing.T) {
 		})
 	}
 }
+
+// unexpecting panics at a status that it does not expect.
+type unexpecting struct{ http.ResponseWriter }
+
+func (w unexpecting) WriteHeader(code int) {
+	if code < 200 {
+		panic(http.ErrAbortHandler)
+	}
+	w.ResponseWriter.WriteHeader(code)
+}
+
+// A middleware's writer that panics does so where the server expects it, and not on a
+// goroutine of the transport, which would end the program.
+func TestPanicOfAWriterInAHintIsTheRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, []lbtest.Behavior{hinting()})
+		r.server.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { r.pool.ServeHTTP(unexpecting{w}, req) })
+		if a, err := r.do("GET", "", nil); err == nil {
+			t.Errorf("answer = %d, want a cut", a.status)
+		}
+		r.after(time.Second)
+		r.wantIdle()
+		r.wantUnblamed()
+	})
+}

@@ -5,6 +5,13 @@ import (
 	"strings"
 )
 
+// hideBackend rewrites the locations of the answer, unless that is turned off.
+func (c *call) hideBackend(resp *http.Response) {
+	if e := &c.answering.backend.endpoint; e.scheme != "" && !c.pool.cfg.keepLocation {
+		rewriteLocation(resp.Header, e)
+	}
+}
+
 // rewriteLocation makes the fields of an answer that name the backend's own origin, or
 // a path below the target's prefix, name what the client can ask for instead: clients
 // are not shown addresses of backends (and could not reach many). They become paths
@@ -37,10 +44,13 @@ func clientLocation(location string, e *endpoint) (string, bool) {
 	if i := strings.IndexAny(authority, "/?#"); i >= 0 {
 		authority, path = authority[:i], authority[i:]
 	}
-	if !sameHost(authority, e) {
+	if !sameHost(authority[strings.LastIndexByte(authority, '@')+1:], e) {
 		return "", false
 	}
-	return withoutPrefix(path, e.rawPrefix)
+	if to, ok := withoutPrefix(path, e.rawPrefix); ok {
+		return to, true
+	}
+	return withoutPrefix(path, "") // a place that the pool does not lead to; still, nobody is told where that is
 }
 
 // sameHost tells whether authority is the endpoint's, with or without the scheme's own
@@ -51,12 +61,14 @@ func sameHost(authority string, e *endpoint) bool {
 }
 
 // withoutPrefix takes the target's prefix off a path, whatever follows it. One that
-// would begin with two slashes then would name a host: it is left alone.
+// begins with two slashes then would name a host; with a dot before them it does not.
 func withoutPrefix(path, prefix string) (string, bool) {
 	rest, ok := strings.CutPrefix(path, prefix)
 	switch {
-	case !ok, strings.HasPrefix(rest, "//"):
+	case !ok:
 		return "", false
+	case strings.HasPrefix(rest, "//"):
+		return "/." + rest, true
 	case rest == "" || rest[0] == '?' || rest[0] == '#':
 		return "/" + rest, true
 	}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -18,13 +19,34 @@ type picked struct {
 	trial   bool   // its one request on trial is reserved
 }
 
-// pick chooses the backend for the request's next attempt.
+// pick chooses the backend for the request's next attempt, which is in flight on it
+// from then on: a backend that the operator takes out between the choice and that is
+// asked for nothing, so that nobody is told that it has come to rest before it has.
+func (c *call) pick() (picked, error) {
+	for {
+		p, err := c.pickNow()
+		if err != nil {
+			return p, err
+		}
+		p.backend.inFlight.Add(1)
+		if p.backend.standing.Load().state == Active {
+			return p, nil
+		}
+		p.backend.end()
+		if p.trial {
+			p.backend.passive.onTrial.Store(false)
+		}
+		runtime.Gosched() // until the snapshot without it is published
+	}
+}
+
+// pickNow chooses the backend.
 //
 // The fast path hands out the snapshot's own list. It is right because that list
 // was filtered when it was published, and the only candidates that depend on the
 // request are those on trial and those it has tried; when there are any, the slow
 // path filters again.
-func (c *call) pick() (picked, error) {
+func (c *call) pickNow() (picked, error) {
 	snap := c.pool.set.current.Load()
 	if len(snap.members) == 0 {
 		return picked{}, snap.whyNone()

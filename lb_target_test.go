@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"net/http"
 	"net/url"
+	"strings"
 	"testing"
 
 	"example.com/lb"
@@ -22,6 +23,7 @@ func TestPathThatAMiddlewareSeesGoesOut(t *testing.T) {
 		}
 	}
 	strip := func(h http.Handler) http.Handler { return http.StripPrefix("/api", h) }
+	stripSlash := func(h http.Handler) http.Handler { return http.StripPrefix("/api/", h) }
 	asItIs := func(h http.Handler) http.Handler { return h }
 	for _, tt := range []struct {
 		name   string
@@ -39,15 +41,24 @@ func TestPathThatAMiddlewareSeesGoesOut(t *testing.T) {
 		{"raw path that is none", set("/y", "/z?a b"), "/x", "/base/y"},
 		{"an asterisk that is not that of OPTIONS", asItIs, "*", "/base/*"},
 		{"a target without a path, with one in it", asItIs, "foo:x://y/admin", "/base"},
+		{"a middleware that leaves no slash in front", stripSlash, "/api/users", "/base/users"},
+		{"and escapes", stripSlash, "/api/a%2fb", "/base/a%2fb"},
+		{"and an escaped slash in front", stripSlash, "/api/%2fb", "/base/%2fb"},
 	} {
-		bubble(t, tt.name, func(t *testing.T) {
-			r, w := newWireRig(t, "/base", always(okReply))
-			r.server.Handler = tt.wrap(r.pool)
-			r.say("GET " + tt.target + " HTTP/1.1\r\nHost: front.test\r\nConnection: close\r\n\r\n")
-			if got := w.only(t); got.line != "GET "+tt.want+" HTTP/1.1" {
-				t.Errorf("the backend reads %q, want %q", got.line, tt.want)
-			}
-		})
+		for _, base := range []string{"/base", ""} {
+			bubble(t, tt.name+" "+base, func(t *testing.T) {
+				r, w := newWireRig(t, base, always(okReply))
+				r.server.Handler = tt.wrap(r.pool)
+				r.say("GET " + tt.target + " HTTP/1.1\r\nHost: front.test\r\nConnection: close\r\n\r\n")
+				want := "/" + strings.TrimPrefix(strings.TrimPrefix(tt.want, "/base"), "/")
+				if base != "" {
+					want = tt.want
+				}
+				if got := w.only(t); got.line != "GET "+want+" HTTP/1.1" {
+					t.Errorf("the backend reads %q, want %q", got.line, want)
+				}
+			})
+		}
 	}
 }
 

@@ -63,19 +63,29 @@ type tunnelled struct {
 	protocol string // that both switched to
 	limits   Upgrades
 	moved    atomic.Int64 // bytes, both ways: whether it is idle
+	over     atomic.Bool
 }
 
 // run copies both ways until both have ended. fromClient is the client's connection
 // behind what was read of it already.
 func (t *tunnelled) run(fromClient io.Reader) {
+	pool := t.backend.attempt.call.pool
+	if !pool.set.work.enter() {
+		return
+	}
+	defer pool.set.work.leave()
 	defer t.limit()()
-	// A transport of the user's does not hear of the pool's end.
-	defer context.AfterFunc(t.backend.attempt.call.pool.conns.ctx, t.cut)()
+	if !t.backend.attempt.backend.conns.owned { // else the pool's end is that of the connection
+		defer context.AfterFunc(pool.conns.ctx, t.cut)()
+	}
 	var toClient io.Writer = t.client
 	if equalFold(t.protocol, "websocket") {
-		sockets := &t.backend.attempt.call.pool.sockets
-		w := sockets.add(t)
-		defer sockets.remove(w)
+		w := &webSocket{Conn: t.client, cut: t.cut}
+		for answer := range t.backend.nested() { // each pool may ask it to leave
+			sockets := &answer.attempt.call.pool.sockets
+			sockets.add(w, answer.attempt.backend)
+			defer sockets.remove(w)
+		}
 		toClient = w
 	}
 	var wg sync.WaitGroup
@@ -87,8 +97,15 @@ func (t *tunnelled) run(fromClient io.Reader) {
 // copy passes one direction on, its end too: a peer that has said all may still want
 // to hear the rest. An error ends both directions, and as an error.
 func (t *tunnelled) copy(dst io.Writer, src io.Reader) {
-	buf := t.backend.attempt.call.pool.memory.Get()
-	defer t.backend.attempt.call.pool.memory.Put(buf)
+	pool := t.backend.attempt.call.pool
+	defer func() {
+		if v := recover(); v != nil { // of a connection that the user's transport has made
+			pool.set.panics.caught("the connection of an upgrade", v)
+			t.broken(errNoTunnel)
+		}
+	}()
+	buf := pool.memory.Get()
+	defer pool.memory.Put(buf)
 	for {
 		n, errRead := src.Read(buf)
 		if n > 0 {
@@ -126,8 +143,10 @@ func closeWrite(w io.Writer) error {
 func (t *tunnelled) broken(err error) {
 	if !errors.Is(err, net.ErrClosed) {
 		reset(t.client)
-		if cc := t.backend.attempt.conn(); cc != nil {
-			reset(cc)
+		for answer := range t.backend.nested() {
+			if cc := answer.attempt.conn(); cc != nil {
+				reset(cc)
+			}
 		}
 	}
 	t.cut()
@@ -166,6 +185,9 @@ func (t *tunnelled) limit() (stop func()) {
 		last := t.moved.Load()
 		var idle *time.Timer
 		idle = time.AfterFunc(math.MaxInt64, func() { // for ever: it begins below, once idle is set
+			if t.over.Load() {
+				return
+			}
 			now := t.moved.Load()
 			if now == last {
 				t.cut()
@@ -178,6 +200,7 @@ func (t *tunnelled) limit() (stop func()) {
 		timers = append(timers, idle)
 	}
 	return func() {
+		t.over.Store(true)
 		for _, timer := range timers {
 			timer.Stop()
 		}

@@ -12,62 +12,78 @@ import (
 // farewellPatience is how long a WebSocket that was told to leave may take for it.
 const farewellPatience = 5 * time.Second
 
-// webSockets are the open tunnels that can be told to leave. The zero value has none.
+// webSockets are the open tunnels of a pool that can be told to leave. The zero value has
+// none.
 type webSockets struct {
 	mu     sync.Mutex // guards the following
-	open   map[*webSocket]struct{}
+	open   map[*webSocket]*Backend
 	window time.Duration // over which all leave, those of later too; zero: they need not
 }
 
-// add makes t one of them, until it is removed.
-func (s *webSockets) add(t *tunnelled) *webSocket {
-	w := &webSocket{Conn: t.client, tunnel: t}
+// add makes w one of them, over b, until it is removed.
+func (s *webSockets) add(w *webSocket, b *Backend) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open == nil {
-		s.open = map[*webSocket]struct{}{}
+		s.open = map[*webSocket]*Backend{}
 	}
-	s.open[w] = struct{}{}
-	if window := max(s.window, time.Duration(w.of().farewell.Load())); window > 0 {
-		w.leaveWithin(window)
-	}
-	return w
-}
-
-func (s *webSockets) remove(w *webSocket) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.open, w)
-	for _, t := range w.timers {
-		t.Stop()
-	}
-}
-
-// leave tells the WebSockets of b, or all if b is nil, to leave within window, each at
-// a moment of its own: clients that come back all at once are a storm.
-func (s *webSockets) leave(b *Backend, window time.Duration) {
-	if window <= 0 {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if b == nil {
-		s.window = window
-	} else {
-		b.farewell.Store(int64(window))
-	}
-	for w := range s.open {
-		if b == nil || w.of() == b {
+	s.open[w] = b
+	for _, window := range [...]time.Duration{s.window, time.Duration(b.farewell.Load())} {
+		if window > 0 {
 			w.leaveWithin(window)
 		}
 	}
 }
 
+func (s *webSockets) remove(w *webSocket) {
+	s.mu.Lock()
+	delete(s.open, w)
+	s.mu.Unlock()
+	w.forget()
+}
+
+// leaveAll tells all WebSockets to leave within window, each at a moment of its own:
+// clients that come back all at once are a storm. Zero is no window.
+func (s *webSockets) leaveAll(window time.Duration) {
+	if window <= 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.window = window
+	for w := range s.open {
+		w.leaveWithin(window)
+	}
+}
+
+// leave does so with those of b, for as long as b's farewell lasts.
+func (s *webSockets) leave(b *Backend) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	window := time.Duration(b.farewell.Load())
+	for w, of := range s.open {
+		if of == b && window > 0 {
+			w.leaveWithin(window)
+		}
+	}
+}
+
+// stay tells those of b that have not been asked that they need not leave.
+func (s *webSockets) stay(b *Backend) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for w, of := range s.open {
+		if of == b && s.window == 0 {
+			w.stay()
+		}
+	}
+}
+
 // spread is the window for the time that ctx leaves: half of it is for those that
-// leave last.
+// leave last. It is below zero if nobody is to be asked.
 func (u *Upgrades) spread(ctx context.Context) time.Duration {
-	if end, ok := ctx.Deadline(); ok {
-		return min(u.CloseSpread, time.Until(end)/2)
+	if end, ok := ctx.Deadline(); ok && u.CloseSpread > 0 {
+		return max(1, min(u.CloseSpread, time.Until(end)/2))
 	}
 	return u.CloseSpread
 }
@@ -78,8 +94,12 @@ func (u *Upgrades) spread(ctx context.Context) time.Duration {
 // to the backend, which so sees its client leave.
 type webSocket struct {
 	net.Conn
-	tunnel *tunnelled
-	timers []*time.Timer // of the farewell; guarded by webSockets.mu
+	cut func() // ends the tunnel
+
+	plan sync.Mutex // guards the following
+	at   time.Time  // when the client is to be told; zero: it is not
+	tell *time.Timer
+	end  *time.Timer // of the tunnel, if that does not help
 
 	mu      sync.Mutex // guards the following, and the writer
 	frames  frames
@@ -90,16 +110,44 @@ type webSocket struct {
 // goingAway is an unmasked close frame with status 1001.
 var goingAway = []byte{0x88, 2, 1001 >> 8, 1001 & 0xff}
 
-func (w *webSocket) of() *Backend { return w.tunnel.backend.attempt.backend }
-
-// leaveWithin is called with webSockets.mu held. Only the first call counts.
+// leaveWithin chooses a moment of window to leave, unless an earlier one was chosen.
 func (w *webSocket) leaveWithin(window time.Duration) {
-	if w.timers == nil {
-		d := rand.N(window)
-		w.timers = []*time.Timer{
-			time.AfterFunc(d, w.leave),
-			time.AfterFunc(d+farewellPatience, w.tunnel.cut),
-		}
+	d := rand.N(window)
+	at := time.Now().Add(d)
+	w.plan.Lock()
+	defer w.plan.Unlock()
+	switch {
+	case w.at.IsZero():
+	case !at.Before(w.at):
+		return
+	default:
+		w.forgetLocked()
+	}
+	w.at = at
+	w.tell = time.AfterFunc(d, w.leave)
+	w.end = time.AfterFunc(d+farewellPatience, w.cut)
+}
+
+// stay undoes leaveWithin, unless the moment has come.
+func (w *webSocket) stay() {
+	w.plan.Lock()
+	defer w.plan.Unlock()
+	if w.tell != nil && w.tell.Stop() {
+		w.forgetLocked()
+		w.at = time.Time{}
+	}
+}
+
+func (w *webSocket) forget() {
+	w.plan.Lock()
+	defer w.plan.Unlock()
+	w.forgetLocked()
+}
+
+func (w *webSocket) forgetLocked() {
+	if w.tell != nil {
+		w.tell.Stop()
+		w.end.Stop()
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -206,60 +205,118 @@ func TestLateWebSocketsLeaveToo(t *testing.T) {
 	})
 }
 
-// Drain returns when nothing is in flight on the backend, whose WebSockets are asked
-// to leave; it cuts nothing and touches nobody else.
-func TestDrainWaitsForWhatIsUnderWay(t *testing.T) {
+// Who has been asked leaves, also with less time than it was given first, and however
+// little there is.
+func TestWebSocketsLeaveInTheTimeThatIsLeft(t *testing.T) {
+	for name, tt := range map[string]struct {
+		first func(p *lb.Pool, name string)
+		left  time.Duration
+	}{
+		"Drain before Shutdown":           {func(p *lb.Pool, name string) { p.Drain(context.Background(), name) }, 30 * time.Second},
+		"CloseWebSockets before Shutdown": {func(p *lb.Pool, _ string) { p.CloseWebSockets() }, 30 * time.Second},
+		"Shutdown alone":                  {func(*lb.Pool, string) {}, 30 * time.Second},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			r := newRig(t, []lbtest.Behavior{leaving(t)}, closeSpread(10*time.Minute))
+			var wg sync.WaitGroup
+			for range 20 {
+				e := r.tunnel()
+				wg.Go(func() { e.leaves(t) })
+			}
+			wg.Go(func() { tt.first(r.pool, r.backends[0].URL()) })
+			synctest.Wait()
+			ctx, cancel := context.WithTimeout(t.Context(), tt.left)
+			defer cancel()
+			if err := r.pool.Shutdown(ctx); err != nil {
+				t.Errorf("Shutdown = %v", err)
+			}
+			wg.Wait()
+		})
+	}
+	bubble(t, "Drain without time", func(t *testing.T) {
+		r := newRig(t, []lbtest.Behavior{leaving(t)})
+		e := r.tunnel()
+		ctx, cancel := context.WithTimeout(t.Context(), 0)
+		defer cancel()
+		if err := r.pool.Drain(ctx, r.backends[0].URL()); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Drain = %v", err)
+		}
+		within(t, 0, func() { e.leaves(t) })
+	})
+}
+
+// CloseWebSockets asks while the server in front waits for its requests.
+func TestWebSocketsLeaveWhileTheServerShutsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		behavior := lbtest.When(func(r *http.Request) bool { return r.URL.Path == "/chat" }, leaving(t), lbtest.Delay(50*time.Second))
-		r := newRig(t, []lbtest.Behavior{behavior, behavior}, closeSpread(2*time.Second), lb.WithBalancer(lb.BalancerFunc(first)))
-		a, b := r.backends[0].URL(), r.backends[1].URL()
+		r := newRig(t, []lbtest.Behavior{lbtest.When(func(r *http.Request) bool { return r.URL.Path == "/chat" }, leaving(t), lbtest.Stream(1000, time.Second))})
+		r.server.RegisterOnShutdown(r.pool.CloseWebSockets)
+		go r.do("GET", "", nil)
+		synctest.Wait()
 		var wg sync.WaitGroup
 		e := r.tunnel()
-		wg.Go(func() { r.wantStatus(r.must("GET", "", nil), 200) })
-		synctest.Wait()
 		wg.Go(func() { e.leaves(t) })
-
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
-		began := time.Now()
-		err := r.pool.Drain(ctx, a)
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 attempts in flight") || time.Since(began) != 10*time.Second {
-			t.Errorf("Drain = %v after %v, want that 1 attempt is in flight after 10 s", err, time.Since(began))
-		}
-		other := r.tunnel() // to the other backend
-		if err := r.pool.Drain(t.Context(), a); err != nil || time.Since(began) != 50*time.Second {
-			t.Errorf("Drain = %v after %v, want nil after 50 s", err, time.Since(began))
-		}
-		wg.Wait()
-		if n := r.pool.Stats().InFlight; n != 1 {
-			t.Errorf("in flight = %d, want the other backend's WebSocket", n)
-		}
-		if err := r.pool.SetState(a, lb.Active); err != nil {
-			t.Fatal(err)
-		}
-		again := r.tunnel()
-		advance(time.Hour) // nobody is asked any more
-		if s := r.pool.Stats(); s.InFlight != 2 || s.Backends[0].InFlight != 1 {
-			t.Errorf("in flight = %d, %d of them on %s; want 2 and 1", s.InFlight, s.Backends[0].InFlight, a)
-		}
-		for _, e := range []*tunnelEnd{other, again} {
-			wg.Go(func() { e.leaves(t) })
-		}
-		for _, name := range []string{a, b} {
-			wg.Go(func() {
-				if err := r.pool.Drain(t.Context(), name); err != nil {
-					t.Error(err)
-				}
-			})
+		within(t, 30*time.Second, func() { r.server.Shutdown(ctx) })
+		wg.Wait() // before the pool's Shutdown, which has no time left
+		r.pool.Shutdown(ctx)
+	})
+}
+
+// A pool within a pool asks the clients of its WebSockets as well, and passes on that one
+// has broken off.
+func TestWebSocketsOfANestedPool(t *testing.T) {
+	nest := func(t *testing.T, b lbtest.Behavior) *rig {
+		r := newRig(t, []lbtest.Behavior{b}, closeSpread(2*time.Second))
+		r.server.Handler = newPool(t, []lb.Target{{Name: "inner", Handler: r.pool}})
+		return r
+	}
+	bubble(t, "drained", func(t *testing.T) {
+		r := nest(t, leaving(t))
+		e := r.tunnel()
+		var wg sync.WaitGroup
+		wg.Go(func() { e.leaves(t) })
+		if err := r.pool.Drain(t.Context(), r.backends[0].URL()); err != nil {
+			t.Error(err)
 		}
 		wg.Wait()
-		if err := r.pool.Drain(t.Context(), "nobody"); err == nil || !strings.Contains(err.Error(), `"nobody"`) {
-			t.Errorf("Drain of an unknown backend = %v", err)
-		}
-		r.wantIdle()
-		r.pool.Close()
-		if err := r.pool.Drain(t.Context(), a); !errors.Is(err, lb.ErrClosed) {
-			t.Errorf("Drain after Close = %v", err)
+	})
+	bubble(t, "reset", func(t *testing.T) {
+		got := make(chan error, 1)
+		r := nest(t, tunnelTo(func(e *tunnelEnd) {
+			_, err := io.Copy(io.Discard, e)
+			got <- err
+		}))
+		e := r.tunnel()
+		io.WriteString(e, "half of a message")
+		synctest.Wait()
+		e.Conn.(interface{ SetLinger(int) error }).SetLinger(0)
+		e.Close()
+		if err := <-got; !isReset(err) {
+			t.Errorf("the backend reads %v, want a reset", err)
 		}
 	})
 }
+
+// A connection of the user's transport that panics ends its tunnel, not the program.
+func TestPanicInATunnelIsContained(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, answers(1), lb.WithTransport(roundTripperFunc(func(req *http.Request) (*http.Response, error) {
+			return &http.Response{
+				StatusCode: 101, Header: http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "X-Of": {"backend"}},
+				Body: panickyConn{},
+			}, nil
+		})))
+		_, br := r.openWith(handshake)
+		within(t, 0, func() { io.ReadAll(br) })
+		r.wantIdle()
+		if n := r.pool.Stats().Panics; n != 1 {
+			t.Errorf("panics = %d, want 1", n)
+		}
+	})
+}
+
+type panickyConn struct{ io.ReadWriteCloser }
+
+func (panickyConn) Read([]byte) (int, error) { panic("no") }
+func (panickyConn) Close() error             { return nil }

@@ -264,7 +264,7 @@ func WithTrustedProxies(p TrustedProxies) Option {
 // WithForwarded makes ServeHTTP tell backends of a request's peer in the Forwarded field
 // (RFC 7239) too, beside the X-Forwarded fields: its address, the host it asked for and
 // the protocol. What a trusted proxy has put there is added to. By default the field is
-// taken out, unless it is a trusted proxy's.
+// taken out.
 func WithForwarded() Option {
 	return optionFunc(func(c *config) { c.forwarded = true })
 }

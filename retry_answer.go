@@ -3,6 +3,7 @@ package lb
 import (
 	"context"
 	"io"
+	"iter"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -100,6 +101,15 @@ func (b *answer) ended(cause Cause, err error) {
 type tunnelAnswer struct {
 	*answer
 	rw io.ReadWriteCloser
+}
+
+// nested yields t, the answer within it if that is of a pool too, and so on.
+func (t *tunnelAnswer) nested() iter.Seq[*tunnelAnswer] {
+	return func(yield func(*tunnelAnswer) bool) {
+		for ok := true; ok && yield(t); {
+			t, ok = t.rw.(*tunnelAnswer)
+		}
+	}
 }
 
 func (t *tunnelAnswer) Write(p []byte) (int, error) { return t.rw.Write(p) }

@@ -152,7 +152,7 @@ func (a *attempt) checkAnswer(req *http.Request, resp *http.Response) error {
 	switch code := resp.StatusCode; {
 	case a.isStale():
 		return errUnasked
-	case code < 100 || code > 999:
+	case code < 200 && code != http.StatusSwitchingProtocols || code > 999:
 		return fmt.Errorf("%w: status %d", errBadAnswer, code)
 	case code == http.StatusSwitchingProtocols && !switchesAsAsked(req, resp):
 		return fmt.Errorf("%w: switched to %q, which was not asked for", errBadAnswer, resp.Header.Get("Upgrade"))
@@ -211,8 +211,13 @@ func (a *attempt) outgoing() *http.Request {
 	}
 	out := in.WithContext(ctx)
 	a.url = e.join(in.Method, in.URL)
-	if raw := e.rawPrefix + a.call.target; a.call.target != "" && a.backend.conns.raw && !strings.HasPrefix(raw, "//") {
-		a.url.Opaque = raw // which net/http writes as it is
+	if target := a.call.target; target != "" && a.backend.conns.raw {
+		if target[0] != '/' {
+			target = "/" + target
+		}
+		if raw := e.rawPrefix + target; !strings.HasPrefix(raw, "//") {
+			a.url.Opaque = raw // which net/http writes as it is
+		}
 	}
 	out.URL = &a.url
 	out.RequestURI = ""
@@ -247,14 +252,15 @@ func (a *attempt) outgoing() *http.Request {
 func (e *endpoint) join(method string, u *url.URL) url.URL {
 	j := *u
 	j.Scheme, j.Host, j.User, j.Opaque = e.scheme, e.host, nil, ""
-	if e.prefix == "" || u.Path == "*" && method == http.MethodOptions {
+	// What http.StripPrefix leaves may have no slash in front.
+	raw, slash := u.EscapedPath(), ""
+	if raw != "" && raw[0] != '/' {
+		slash = "/"
+	}
+	if e.prefix+slash == "" || u.Path == "*" && method == http.MethodOptions {
 		return j
 	}
-	raw := u.EscapedPath()
-	j.Path, j.RawPath = e.prefix+u.Path, e.rawPrefix+raw
-	if u.Path != "" && u.Path[0] != '/' {
-		j.Path, j.RawPath = e.prefix+"/"+u.Path, e.rawPrefix+"/"+raw
-	}
+	j.Path, j.RawPath = e.prefix+slash+u.Path, e.rawPrefix+slash+raw
 	return j
 }
 

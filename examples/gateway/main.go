@@ -143,6 +143,7 @@ func (g *gateway) serve(ctx context.Context, stdout io.Writer) error {
 		IdleTimeout:       2 * time.Minute,
 		ErrorLog:          errorLog,
 	}
+	g.traffic.RegisterOnShutdown(g.pool.CloseWebSockets)
 	g.admin = &http.Server{
 		Handler: adminHandler(ctx, g.pool),
 		// Everything here is short.
@@ -172,7 +173,8 @@ func (g *gateway) serve(ctx context.Context, stdout io.Writer) error {
 // shutdown lets the requests under way end, for as long as -shutdown-timeout allows.
 //
 //	readyz says no      since ctx has ended; see adminHandler
-//	traffic.Shutdown    closes the port and waits for its requests
+//	traffic.Shutdown    closes the port and waits for its requests; WebSockets are asked
+//	                    to leave meanwhile
 //	pool.Shutdown       waits for what was upgraded, which is not the server's any more
 //	admin.Shutdown      last, so that one can watch
 //
