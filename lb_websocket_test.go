@@ -250,9 +250,9 @@ func TestWebSocketsLeaveWhileTheServerShutsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, []lbtest.Behavior{lbtest.When(func(r *http.Request) bool { return r.URL.Path == "/chat" }, leaving(t), lbtest.Stream(1000, time.Second))})
 		r.server.RegisterOnShutdown(r.pool.CloseWebSockets)
-		go r.do("GET", "", nil)
+		var stream, wg sync.WaitGroup
+		stream.Go(func() { r.do("GET", "", nil) })
 		synctest.Wait()
-		var wg sync.WaitGroup
 		e := r.tunnel()
 		wg.Go(func() { e.leaves(t) })
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -260,6 +260,7 @@ func TestWebSocketsLeaveWhileTheServerShutsDown(t *testing.T) {
 		within(t, 30*time.Second, func() { r.server.Shutdown(ctx) })
 		wg.Wait() // before the pool's Shutdown, which has no time left
 		r.pool.Shutdown(ctx)
+		stream.Wait()
 	})
 }
 
