@@ -312,4 +312,4 @@ func (b *Backend) count(o *Outcome) {
 }
 
 // retire lets go of the connections of a backend that left its pool.
-func (b *Backend) retire() { b.conns.closeIdle() }
+func (b *Backend) retire() { b.conns.retire() }

@@ -179,7 +179,7 @@ func TestHandlerTargetHearsOfTheEnd(t *testing.T) {
 // anybody is known to be harmless.
 func TestPoolAsTarget(t *testing.T) {
 	inner := func(t *testing.T, r *rig, opts ...lb.Option) *lb.Pool {
-		pool, err := lb.New(r.targets(), append([]lb.Option{lb.WithTransport(r.net.Transport())}, opts...)...)
+		pool, err := lb.New(r.targets(), append([]lb.Option{over(r.net)}, opts...)...)
 		if err != nil {
 			t.Fatal(err)
 		}

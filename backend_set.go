@@ -111,9 +111,9 @@ func (s *backendSet) newBackend(t parsed) *Backend {
 	case t.settings.handler != nil:
 		c = s.handlerConns()
 	case t.transport != nil:
-		c = newConns(s.conns, t.endpoint, t.transport, s.cfg, &s.panics)
+		c = newConns(s.conns, t.endpoint, t.transport, s.cfg, &s.work, &s.panics)
 	default:
-		c = newConns(s.conns, t.endpoint, s.cfg.transport, s.cfg, &s.panics)
+		c = newConns(s.conns, t.endpoint, s.cfg.transport, s.cfg, &s.work, &s.panics)
 	}
 	b := newBackend(t, c, time.Now())
 	if s.prober != nil {

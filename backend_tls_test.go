@@ -35,7 +35,7 @@ func TestTargetTLS(t *testing.T) {
 			})
 		}
 		targets[1].Transport = network.Transport() // with the target's TLS
-		pool := newPool(t, targets, lb.WithTransport(network.Transport()), lb.WithHealthCheck(lb.HealthCheck{Path: "/"}))
+		pool := newPool(t, targets, over(network), lb.WithHealthCheck(lb.HealthCheck{Path: "/"}))
 		defer advance(time.Second)
 		defer pool.Close()
 		advance(time.Minute)

@@ -81,6 +81,7 @@
 //	Timeouts.TLSHandshake           DefaultTLSHandshakeTimeout    5s
 //	Timeouts.ResponseHeader         DefaultResponseHeaderTimeout  60s
 //	wait for 100 Continue           DefaultExpectContinueTimeout  1s
+//	header of an answer             DefaultMaxHeaderBytes         1 MiB
 //	idle connections per backend    DefaultMaxIdleConns           256
 //	idle time of a connection       DefaultIdleConnTimeout        30s
 //	Upgrades.CloseSpread            DefaultCloseSpread            10s

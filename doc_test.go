@@ -22,6 +22,7 @@ func defaults() map[string]any {
 		"DefaultTLSHandshakeTimeout":   lb.DefaultTLSHandshakeTimeout,
 		"DefaultResponseHeaderTimeout": lb.DefaultResponseHeaderTimeout,
 		"DefaultExpectContinueTimeout": lb.DefaultExpectContinueTimeout,
+		"DefaultMaxHeaderBytes":        lb.DefaultMaxHeaderBytes,
 		"DefaultMaxIdleConns":          lb.DefaultMaxIdleConns,
 		"DefaultIdleConnTimeout":       lb.DefaultIdleConnTimeout,
 		"DefaultCloseSpread":           lb.DefaultCloseSpread,

@@ -9,9 +9,11 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -342,6 +344,31 @@ func ExampleWithTransport() {
 	defer pool.Close()
 	fmt.Println(askPool(pool))
 	// Output: 200 over TLS
+}
+
+// All connections to backends are opened by a function of one's own, for example over a
+// tunnel or, as here, to a unix socket.
+func ExampleWithDialer() {
+	dir, err := os.MkdirTemp("", "")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	socket := filepath.Join(dir, "app.sock")
+	ln, err := net.Listen("unix", socket)
+	if err != nil {
+		panic(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "over a socket") })}
+	go server.Serve(ln)
+	defer server.Close()
+
+	pool, _ := lb.New(lb.Targets("http://app.test"), lb.WithDialer(func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}))
+	defer pool.Close()
+	fmt.Println(askPool(pool))
+	// Output: 200 over a socket
 }
 
 // Any strategy goes with all else that the pool does.

@@ -168,7 +168,7 @@ func TestProbeOnAnotherPort(t *testing.T) {
 		go admin.Serve(l)
 		check := everySecond()
 		check.Port = 9999
-		pool := newPool(t, []lb.Target{{Name: "a", URL: traffic.URL() + "/base"}}, lb.WithTransport(r.net.Transport()), lb.WithHealthCheck(check))
+		pool := newPool(t, []lb.Target{{Name: "a", URL: traffic.URL() + "/base"}}, over(r.net), lb.WithHealthCheck(check))
 		defer pool.Close()
 		r.after(10 * time.Second)
 		if st := pool.Backends()[0].Status(); st.Health != lb.HealthHealthy || probes.Load() < 8 {
@@ -201,7 +201,7 @@ func TestHealthURL(t *testing.T) {
 			health := r.net.NewBackend(t, "sidecar")
 			health.SetProbe(probePath, lbtest.Answer())
 			target := lb.Target{Name: "a", URL: r.backends[0].URL() + "/prefix", Host: "shop.test", HealthURL: strings.ReplaceAll(c.url, "{addr}", health.Addr())}
-			pool := newPool(t, []lb.Target{target}, lb.WithTransport(r.net.Transport()), lb.WithHealthCheck(everySecond()))
+			pool := newPool(t, []lb.Target{target}, over(r.net), lb.WithHealthCheck(everySecond()))
 			defer pool.Close()
 			r.after(time.Millisecond)
 			asked := append(health.Received(), health.Probes()...)

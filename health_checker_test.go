@@ -227,7 +227,7 @@ func TestProbeTargetServesAClient(t *testing.T) {
 			}
 			return lb.VerdictHealthy, nc.Close()
 		})
-		pool := newPool(t, []lb.Target{target}, lb.WithTransport(r.net.Transport()), lb.WithChecker(checker))
+		pool := newPool(t, []lb.Target{target}, over(r.net), lb.WithChecker(checker))
 		defer pool.Close()
 		r.after(time.Millisecond)
 		got := r.backends[0].Received()

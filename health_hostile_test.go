@@ -252,7 +252,7 @@ func TestDialsEndWithTheirProbe(t *testing.T) {
 				}()
 			}
 		}()
-		pool := newPool(t, lb.Targets("https://secure.test"), lb.WithTransport(network.Transport()), lb.WithTimeouts(lb.Timeouts{TLSHandshake: -1}), check)
+		pool := newPool(t, lb.Targets("https://secure.test"), over(network), lb.WithTimeouts(lb.Timeouts{TLSHandshake: -1}), check)
 		advance(time.Minute)
 		if err := pool.SetTargets(lb.Targets("http://10.0.0.1")); err != nil {
 			t.Fatal(err)

@@ -24,7 +24,7 @@ func TestPoolsShareNoHealth(t *testing.T) {
 		check.Path = "/bad"
 		r.backends[0].Set(lbtest.When(func(r *http.Request) bool { return r.URL.Path == "/bad" }, lbtest.AnswerStatus(500, ""), lbtest.Answer()))
 		s, logged := newStory()
-		other := newPool(t, []lb.Target{{Name: "a", URL: r.backends[0].URL()}}, lb.WithTransport(r.net.Transport()), lb.WithHealthCheck(check), logged)
+		other := newPool(t, []lb.Target{{Name: "a", URL: r.backends[0].URL()}}, over(r.net), lb.WithHealthCheck(check), logged)
 		defer other.Close()
 		r.after(time.Millisecond)
 		for range 100 {

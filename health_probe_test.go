@@ -267,7 +267,7 @@ func TestProbesStopWithTheirBackend(t *testing.T) {
 		r := newBackends(t, 1)
 		target := []lb.Target{{Name: "a", URL: r.backends[0].URL()}}
 		for range 100 {
-			newPool(t, target, lb.WithTransport(r.net.Transport()), lb.WithHealthCheck(everySecond())).Close()
+			newPool(t, target, over(r.net), lb.WithHealthCheck(everySecond())).Close()
 		}
 		before := r.backends[0].ProbeCount()
 		r.after(time.Minute)

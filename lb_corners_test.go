@@ -225,7 +225,7 @@ func (c *corner) run(t *testing.T, proxy func(r *rig) http.Handler, linger time.
 }
 
 func cornerThroughPool(r *rig) http.Handler {
-	pool, err := lb.New(r.targets(), lb.WithTransport(r.net.Transport()))
+	pool, err := lb.New(r.targets(), over(r.net))
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -50,6 +50,10 @@ func (p *Pool) forward(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, http.StatusText(http.StatusMethodNotAllowed), http.StatusMethodNotAllowed)
 		return
 	}
+	if !hasPath(r) {
+		http.Error(w, "400 Bad Request: the target has no path", http.StatusBadRequest)
+		return
+	}
 	s := &serving{pool: p, w: w, in: r}
 	defer s.end()
 	s.prepare()
@@ -73,6 +77,13 @@ func (p *Pool) forward(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.deliver(resp)
+}
+
+// hasPath tells whether r asks for something that has a path, or for nothing in particular
+// as only OPTIONS does. What net/http reads as a URL without one, such as a:b, must not
+// become a request for /. So the preface of HTTP/2 is refused, too.
+func hasPath(r *http.Request) bool {
+	return r.URL.Opaque == "" && (r.URL.Path != "*" || r.Method == http.MethodOptions)
 }
 
 // prepare makes of the client's request what goes out to any backend.

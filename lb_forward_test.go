@@ -233,7 +233,7 @@ func TestTargetShapesTheRequest(t *testing.T) {
 			s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { target, host = r.RequestURI, r.Host })}
 			go s.Serve(ln)
 			defer s.Close()
-			p := newPool(t, []lb.Target{{URL: "http://B.test:9000" + tt.prefix, Host: tt.host}}, lb.WithTransport(network.Transport()))
+			p := newPool(t, []lb.Target{{URL: "http://B.test:9000" + tt.prefix, Host: tt.host}}, over(network))
 			path := tt.path
 			if path == "" {
 				path = "/"

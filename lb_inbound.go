@@ -66,6 +66,8 @@ func (b *inbound) leave(w http.ResponseWriter) {
 	state := b.state.Or(inboundLeft)
 	if state&inboundReading == 0 {
 		if state&inboundEnded == 0 {
+			// The server would read on, from a client that may never send the rest.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0))
 			closeConnection(w)
 		}
 		return

@@ -295,3 +295,17 @@ func TestPanicOfAWriterInAHintIsTheRequests(t *testing.T) {
 		r.wantUnblamed()
 	})
 }
+
+// Informational answers without an end do not go on without an end.
+func TestFloodOfHintsIsCutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 40_000
+		hint := "HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
+		r, _ := newWireRig(t, "", always(strings.Repeat(hint, n)+okReply))
+		_, br := r.openWith("GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+		codes, _, _ := finalAnswer(t, br)
+		if last := codes[len(codes)-1]; last != 502 || len(codes) > n {
+			t.Errorf("%d hints passed, and then %d; want fewer than %d, and 502", len(codes)-1, last, n)
+		}
+	})
+}

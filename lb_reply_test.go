@@ -21,7 +21,7 @@ func TestClientWriteOutlastsTheServersTimeouts(t *testing.T) {
 	start := func(t *testing.T, limit time.Duration, behavior lbtest.Behavior) *rig {
 		r := newBackends(t, 1)
 		r.backends[0].Set(behavior)
-		pool := newPool(t, r.targets(), lb.WithTransport(r.net.Transport()), lb.WithTimeouts(lb.Timeouts{ClientWrite: limit}))
+		pool := newPool(t, r.targets(), over(r.net), lb.WithTimeouts(lb.Timeouts{ClientWrite: limit}))
 		r.pool = pool
 		ln, err := r.net.Listen(frontAddr)
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"example.com/lb"
 	"example.com/lb/lbtest"
@@ -24,7 +25,6 @@ func TestPathThatAMiddlewareSeesGoesOut(t *testing.T) {
 	}
 	strip := func(h http.Handler) http.Handler { return http.StripPrefix("/api", h) }
 	stripSlash := func(h http.Handler) http.Handler { return http.StripPrefix("/api/", h) }
-	asItIs := func(h http.Handler) http.Handler { return h }
 	for _, tt := range []struct {
 		name   string
 		wrap   func(http.Handler) http.Handler
@@ -39,8 +39,6 @@ func TestPathThatAMiddlewareSeesGoesOut(t *testing.T) {
 		{"another path for one with escapes", set("/y", ""), "/a%2fb", "/base/y"},
 		{"escapes taken away", set("/a/b", ""), "/a%2fb", "/base/a/b"},
 		{"raw path that is none", set("/y", "/z?a b"), "/x", "/base/y"},
-		{"an asterisk that is not that of OPTIONS", asItIs, "*", "/base/*"},
-		{"a target without a path, with one in it", asItIs, "foo:x://y/admin", "/base"},
 		{"a middleware that leaves no slash in front", stripSlash, "/api/users", "/base/users"},
 		{"and escapes", stripSlash, "/api/a%2fb", "/base/a%2fb"},
 		{"and an escaped slash in front", stripSlash, "/api/%2fb", "/base/%2fb"},
@@ -89,4 +87,35 @@ func TestURLOfARequestIsWhole(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A target that has no path is refused, and so is an asterisk that is not that of OPTIONS.
+func TestTargetsWithoutAPathAreRefused(t *testing.T) {
+	for _, line := range []string{"GET * HTTP/1.1", "GET foo:x://y/admin HTTP/1.1", "GET evil.test:443 HTTP/1.1", "GET a:b?c HTTP/1.1", "PRI * HTTP/2.0"} {
+		bubble(t, line, func(t *testing.T) {
+			r, w := newWireRig(t, "/base", always(okReply))
+			if a, _ := r.say(line + "\r\nHost: front.test\r\nConnection: close\r\n\r\n"); !strings.HasPrefix(a, "HTTP/1.1 400 Bad Request\r\n") {
+				t.Errorf("answer = %q", a)
+			}
+			if got := w.heard(); len(got) != 0 {
+				t.Errorf("the backend got %v", got)
+			}
+		})
+	}
+}
+
+// An international name is sent in punycode.
+func TestInternationalNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, w := newWireRig(t, "", always(okReply))
+		req, _ := http.NewRequest("GET", "http://bücher.test/", nil)
+		resp, err := r.pool.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if got := w.only(t).values("Host"); len(got) != 1 || got[0] != "xn--bcher-kva.test" {
+			t.Errorf("Host = %q", got)
+		}
+	})
 }

@@ -144,7 +144,7 @@ func (t *tunnelled) broken(err error) {
 	if !errors.Is(err, net.ErrClosed) {
 		reset(t.client)
 		for answer := range t.backend.nested() {
-			if cc := answer.attempt.conn(); cc != nil {
+			if cc := answer.conn(); cc != nil {
 				reset(cc)
 			}
 		}

@@ -30,8 +30,10 @@ type wire struct {
 }
 
 const (
-	// hangUp at the end of an answer closes the connection after it.
-	hangUp = "\x00hang up"
+	// hangUp at the end of an answer closes the connection after it, and silence within it
+	// is a second of silence.
+	hangUp  = "\x00hang up"
+	silence = "\x00silence"
 
 	okReply = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 )
@@ -91,7 +93,15 @@ func (w *wire) serve(c net.Conn, conn int) {
 			return
 		}
 		s, hang := strings.CutSuffix(w.reply(n), hangUp)
-		if _, err := io.WriteString(c, s); err != nil || hang {
+		for i, part := range strings.Split(s, silence) {
+			if i > 0 {
+				time.Sleep(time.Second)
+			}
+			if _, err := io.WriteString(c, part); err != nil {
+				return
+			}
+		}
+		if hang {
 			return
 		}
 	}

@@ -1,9 +1,11 @@
 package lb
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -24,6 +26,9 @@ const (
 	// "Expect: 100-continue" waits for the backend's word before its body is
 	// sent anyway.
 	DefaultExpectContinueTimeout = time.Second
+	// DefaultMaxHeaderBytes bounds the header of an answer, those of the informational
+	// answers before it included.
+	DefaultMaxHeaderBytes int64 = 1 << 20
 	// DefaultMaxIdleConns is how many idle connections a backend may keep.
 	DefaultMaxIdleConns = 256
 	// DefaultIdleConnTimeout is how long an idle connection is kept.
@@ -89,7 +94,8 @@ type config struct {
 	failClosed   bool
 	retry        RetryPolicy
 	timeouts     Timeouts
-	transport    http.RoundTripper
+	transport    http.RoundTripper // nil: connections of our own
+	dialer       dialFunc
 	upgrades     Upgrades
 	trust        trust
 	keepLocation bool
@@ -115,6 +121,9 @@ func newConfig(opts []Option) (*config, error) {
 	}
 	if c.balancer == nil {
 		c.balancer = RoundRobin()
+	}
+	if c.dialer == nil {
+		c.dialer = new(net.Dialer).DialContext
 	}
 	if c.logger == nil {
 		c.logger = slog.New(slog.DiscardHandler)
@@ -225,7 +234,9 @@ func WithTimeouts(t Timeouts) Option {
 	return optionFunc(func(c *config) { c.timeouts = t })
 }
 
-// WithTransport sets how backends are reached.
+// WithTransport makes the pool reach its backends over rt in place of connections of its
+// own, which cost less, send nothing twice by themselves and know what has left. A dialer
+// alone is better set with WithDialer, and TLS with Target.TLS.
 //
 // An *http.Transport is a template: the pool clones it for each backend, counts
 // the bytes on its connections, keeps to HTTP/1.1, asks for no compression that the
@@ -240,8 +251,8 @@ func WithTimeouts(t Timeouts) Option {
 // wake an upload whose client stalls while the backend dies. It is called
 // concurrently and a panic in it fails the attempt.
 //
-// The default is an http.Transport of the pool's own: no compression, no proxy
-// from the environment, DefaultMaxIdleConns idle connections per backend.
+// The default is connections of the pool's own: no compression, no proxy from the
+// environment, DefaultMaxIdleConns idle connections per backend.
 func WithTransport(rt http.RoundTripper) Option {
 	return optionFunc(func(c *config) {
 		if isNil(rt) {
@@ -249,6 +260,22 @@ func WithTransport(rt http.RoundTripper) Option {
 			return
 		}
 		c.transport = rt
+	})
+}
+
+// WithDialer sets how connections to backends are opened: network is "tcp", addr the
+// target's host and port. It holds for the pool's own connections, and for those of an
+// *http.Transport of WithTransport that has no dialer of its own. dial is called
+// concurrently; ctx ends when Timeouts.Dial is over, when the request that wants the
+// connection ends, or with the pool. A panic in it fails the attempt. The default is that
+// of a net.Dialer.
+func WithDialer(dial func(ctx context.Context, network, addr string) (net.Conn, error)) Option {
+	return optionFunc(func(c *config) {
+		if dial == nil {
+			c.faultf("WithDialer: the function is nil: leave the option out for the default")
+			return
+		}
+		c.dialer = dial
 	})
 }
 

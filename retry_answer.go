@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"iter"
+	"net"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -110,6 +111,19 @@ func (t *tunnelAnswer) nested() iter.Seq[*tunnelAnswer] {
 			t, ok = t.rw.(*tunnelAnswer)
 		}
 	}
+}
+
+// conn is the connection beneath, nil if it is not known.
+func (t *tunnelAnswer) conn() net.Conn {
+	if c, ok := t.rw.(interface{ NetConn() net.Conn }); ok {
+		return c.NetConn()
+	}
+	if p := t.attempt.pooled; p != nil {
+		if cc := p.conn(); cc != nil {
+			return cc
+		}
+	}
+	return nil
 }
 
 func (t *tunnelAnswer) Write(p []byte) (int, error) { return t.rw.Write(p) }

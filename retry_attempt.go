@@ -3,74 +3,46 @@ package lb
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
 	"net/url"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
-)
 
-// attemptKey finds the attempt in the context of its dial.
-type attemptKey struct{}
+	"example.com/lb/internal/h1"
+)
 
 // attempt is one try of one request on one backend. It is also the context of
 // that try: the request's own, but with a client trace of the attempt in place of
 // the caller's. It passes on what it hears but the 1xx answers of attempts that were
 // discarded, which httputil.ReverseProxy, for one, would give to the client.
+//
+// What is known of its connection comes from exchange, if that is one of our own, or
+// from pooled.
 type attempt struct {
 	context.Context
-	call    *call
-	backend *Backend
-	number  int
-	began   time.Time
-	wait    time.Duration // until the answer's headers came
-	epoch   uint32        // of the backend's health
-	trial   bool          // holds the backend's one request on trial
-	caller  *httptrace.ClientTrace
-	trace   httptrace.ClientTrace
-	body    *attemptBody // nil without a body
-	ownBody attemptBody
-	url     url.URL
-	answer  answer
+	call     *call
+	backend  *Backend
+	number   int
+	began    time.Time
+	wait     time.Duration // until the answer's headers came
+	epoch    uint32        // of the backend's health
+	trial    bool          // holds the backend's one request on trial
+	caller   *httptrace.ClientTrace
+	exchange h1.Exchange
+	sends    h1.Request
+	pooled   *pooled      // nil over connections of our own
+	body     *attemptBody // nil without a body
+	ownBody  attemptBody
+	out      http.Request
+	url      url.URL
+	answer   answer
 
 	ended    atomic.Bool // nothing of it reaches the client any more
 	finished atomic.Bool // counted down
-
-	mu     sync.Mutex // guards the following, which the transport's goroutines write
-	dials  int        // dials that ended
-	dialed bool       // one of them well
-	taken  taken
-	before int64     // bytes sent on connections that the transport gave up by itself
-	opaque bool      // a connection was not ours: its bytes are not known
-	stale  bool      // the answer had come before the request went out
-	asked  time.Time // when the transport began to wait for a 100 Continue; zero: it does not
-	agreed bool      // which has come
-}
-
-// taken is the connection that carries an attempt, and its counters' state when
-// the attempt got it.
-type taken struct {
-	conn           *countedConn
-	sent, received int64
-	reused         bool // it or one before it had carried another request
-	idled          bool // it has
-
-	over                     bool // the connection has gone on to another attempt
-	sentAfter, receivedAfter int64
-}
-
-// moved is how many bytes the connection moved for the attempt.
-func (t *taken) moved() (sent, received int64) {
-	switch {
-	case t.conn == nil:
-		return 0, 0
-	case t.over:
-		return t.sentAfter, t.receivedAfter
-	}
-	return t.conn.sent.Load() - t.sent, t.conn.received.Load() - t.received
 }
 
 // begin starts an attempt on b, for which pick has reserved a place.
@@ -83,26 +55,15 @@ func (c *call) begin(p picked) *attempt {
 	a.Context, a.call, a.backend, a.number = c.in.Context(), c, p.backend, c.attempts
 	a.began, a.epoch, a.trial = time.Now(), p.epoch, p.trial
 	a.caller = httptrace.ContextClientTrace(a.Context)
-	if a.caller != nil {
-		a.trace = *a.caller
-	}
-	if p.backend.conns.owned { // else the connections may be another pool's
-		a.trace.GotConn = a.gotConn
-		a.trace.GotFirstResponseByte = a.gotFirstByte
-	}
-	a.trace.Got1xxResponse = nil
-	if c.hint != nil || a.caller != nil && a.caller.Got1xxResponse != nil {
-		a.trace.Got1xxResponse = a.got1xx
-	}
-	if p.backend.conns.owned && c.body != nil && c.in.Header["Expect"] != nil {
-		a.trace.Wait100Continue, a.trace.Got100Continue = a.wait100, a.got100
+	if p.backend.conns.own == nil {
+		a.pooled = newPooled(a)
 	}
 	p.backend.begin(a.number)
 	return a
 }
 
-// Value shows the attempt's client trace in place of the caller's, and the attempt
-// to its dial.
+// Value shows the attempt's client trace in place of the caller's, and the attempt to the
+// dial of a transport.
 func (a *attempt) Value(key any) any {
 	switch key {
 	case attemptKey{}:
@@ -111,8 +72,8 @@ func (a *attempt) Value(key any) any {
 		return a.backend
 	}
 	v := a.Context.Value(key)
-	if _, ok := v.(*httptrace.ClientTrace); ok {
-		return &a.trace
+	if _, ok := v.(*httptrace.ClientTrace); ok && a.pooled != nil {
+		return &a.pooled.trace
 	}
 	return v
 }
@@ -126,12 +87,7 @@ func (a *attempt) do() (*http.Response, Outcome) {
 			return nil, a.outcome(err)
 		}
 	}
-	conns := a.backend.conns
-	rt := conns.plain
-	if req.Header.Get("Upgrade") != "" {
-		rt = conns.upgrade
-	}
-	resp, err := a.roundTrip(rt, req)
+	resp, err := a.send(req)
 	if err == nil {
 		if err = a.checkAnswer(req, resp); err != nil {
 			resp.Body.Close()
@@ -147,10 +103,37 @@ func (a *attempt) do() (*http.Response, Outcome) {
 	return resp, o
 }
 
+// send sends req over the backend's connections.
+func (a *attempt) send(req *http.Request) (*http.Response, error) {
+	switch conns := a.backend.conns; {
+	case conns.own != nil:
+		return a.overOwn(conns.own, req)
+	case req.Header.Get("Upgrade") != "":
+		return a.roundTrip(conns.upgrade, req)
+	default:
+		return a.roundTrip(conns.plain, req)
+	}
+}
+
+// overOwn sends req over a connection of our own.
+func (a *attempt) overOwn(own *h1.Pool, req *http.Request) (*http.Response, error) {
+	fillRequest(&a.sends, req)
+	a.sends.Trace = a.caller
+	return own.RoundTrip(a.Context, &a.exchange, &a.sends, a, a.call.in)
+}
+
+// GotConn is told by the exchange which connection it has.
+func (a *attempt) GotConn(net.Conn, bool) {}
+
+// Informational is told by the exchange of an informational answer.
+func (a *attempt) Informational(code int, header textproto.MIMEHeader) error {
+	return a.got1xx(code, header)
+}
+
 // checkAnswer finds what net/http lets through and a server cannot pass on.
 func (a *attempt) checkAnswer(req *http.Request, resp *http.Response) error {
 	switch code := resp.StatusCode; {
-	case a.isStale():
+	case a.pooled != nil && a.pooled.isStale():
 		return errUnasked
 	case code < 200 && code != http.StatusSwitchingProtocols || code > 999:
 		return fmt.Errorf("%w: status %d", errBadAnswer, code)
@@ -205,18 +188,22 @@ func checkRoundTrip(resp *http.Response, err error) (*http.Response, error) {
 // own: nobody writes to it.
 func (a *attempt) outgoing() *http.Request {
 	in, e := a.call.in, &a.backend.endpoint
-	ctx := context.Context(a)
-	if a.caller == nil {
-		ctx = httptrace.WithClientTrace(a, &a.trace)
+	out := &a.out
+	switch {
+	case a.pooled != nil && a.caller == nil:
+		out = in.WithContext(httptrace.WithClientTrace(a, &a.pooled.trace))
+	case a.pooled != nil || a.call.pool.cfg.rewrite != nil: // or nobody looks for the attempt in there
+		out = in.WithContext(a)
+	default:
+		*out = *in
 	}
-	out := in.WithContext(ctx)
 	a.url = e.join(in.Method, in.URL)
 	if target := a.call.target; target != "" && a.backend.conns.raw {
 		if target[0] != '/' {
 			target = "/" + target
 		}
-		if raw := e.rawPrefix + target; !strings.HasPrefix(raw, "//") {
-			a.url.Opaque = raw // which net/http writes as it is
+		if raw := e.rawPrefix + target; a.pooled == nil || !strings.HasPrefix(raw, "//") {
+			a.url.Opaque = raw // which is written as it is
 		}
 	}
 	out.URL = &a.url
@@ -264,87 +251,9 @@ func (e *endpoint) join(method string, u *url.URL) url.URL {
 	return j
 }
 
-// dialEnded is told by the backend's dialer how a dial for this attempt ended.
-func (a *attempt) dialEnded(err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.dials++
-	a.dialed = a.dialed || err == nil
-}
-
-// gotConn is told by the transport which connection carries the attempt. It is
-// told again when the transport found an idle connection dead and takes another. If
-// the dead one has carried bytes of the request, whether to send it again is not
-// for the transport to say: the new connection is closed before it is used, and so
-// is every other that it tries; see mayDial.
-func (a *attempt) gotConn(info httptrace.GotConnInfo) {
-	cc := countedIn(info.Conn)
-	a.mu.Lock()
-	a.before = a.sentLocked()
-	resend := a.before > 0
-	a.taken = taken{conn: cc, reused: info.Reused || a.taken.reused, idled: info.Reused}
-	if cc == nil {
-		a.opaque = true
-	} else {
-		a.taken.sent, a.taken.received = cc.sent.Load(), cc.received.Load()
-	}
-	a.mu.Unlock()
-	if cc != nil {
-		// A look costs a system call: only for a request that could not be repeated if
-		// it were written to a dead connection.
-		cc.own(a, info.Reused && !a.call.replayable())
-	}
-	if resend {
-		info.Conn.Close()
-	}
-	if a.caller != nil && a.caller.GotConn != nil {
-		a.caller.GotConn(info)
-	}
-}
-
-// conn is the connection that carries the attempt, nil if it is not known.
-func (a *attempt) conn() *countedConn {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.taken.conn
-}
-
-// gotFirstByte is told by the transport when it sees the first byte of an answer. If
-// the connection has received nothing since the attempt got it, that byte was there
-// before: the backend has sent more than its answer to the request before, and what
-// follows answers nobody's. net/http drops such a connection, but only if it comes to
-// look at it before it has given it to the next request.
-func (a *attempt) gotFirstByte() {
-	a.mu.Lock()
-	conn := a.taken.conn
-	_, received := a.taken.moved()
-	a.stale = conn != nil && a.taken.idled && received == 0
-	stale := a.stale
-	a.mu.Unlock()
-	if stale {
-		conn.Close() // now, or the transport may give it to the request after this one
-	}
-	if a.caller != nil && a.caller.GotFirstResponseByte != nil {
-		a.caller.GotFirstResponseByte()
-	}
-}
-
-func (a *attempt) isStale() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.stale
-}
-
-// mayDial tells whether a connection may be opened for the attempt: not once it has
-// sent something.
-func (a *attempt) mayDial() bool { return a.sent() == 0 }
-
 // got1xx passes an informational answer on to the caller, from the first attempt
 // and for as long as that goes on.
 func (a *attempt) got1xx(code int, header textproto.MIMEHeader) error {
-	if a.isStale() {
-		return errUnasked
-	}
 	if a.number > 1 || a.ended.Load() {
 		return nil
 	}
@@ -359,35 +268,6 @@ func (a *attempt) got1xx(code int, header textproto.MIMEHeader) error {
 	return nil
 }
 
-// wait100 and got100 are told when the transport begins to wait for the backend's word
-// that it wants the body, and when that has come.
-func (a *attempt) wait100() {
-	a.mu.Lock()
-	a.asked = time.Now()
-	a.mu.Unlock()
-	if a.caller != nil && a.caller.Wait100Continue != nil {
-		a.caller.Wait100Continue()
-	}
-}
-
-func (a *attempt) got100() {
-	a.mu.Lock()
-	a.agreed = true
-	a.mu.Unlock()
-	if a.caller != nil && a.caller.Got100Continue != nil {
-		a.caller.Got100Continue()
-	}
-}
-
-// wanted tells whether the client is to be asked for more of the body. The transport
-// reads it also when a final answer has come in place of a 100 Continue, for the sake
-// of the connection: the client would be told to go on with an upload that was refused.
-func (a *attempt) wanted() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.agreed || a.asked.IsZero() || time.Since(a.asked) >= a.backend.conns.patience
-}
-
 // connEnded is told when the connection that carries the attempt is over. The
 // transport may be waiting for the request's body at that moment, and would for
 // as long as the client likes: ending the body ends its wait.
@@ -397,17 +277,31 @@ func (a *attempt) connEnded() {
 	}
 }
 
-// sent is how many bytes of the request left on connections of the pool.
-func (a *attempt) sent() int64 {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.sentLocked()
+// moved is how many bytes of the request left on connections of the pool, and how many
+// came.
+func (a *attempt) moved() (sent, received int64) {
+	if a.pooled != nil {
+		return a.pooled.moved()
+	}
+	return a.exchange.Moved()
 }
 
-func (a *attempt) sentLocked() int64 {
-	sent, _ := a.taken.moved()
-	return a.before + sent
+// sent is how many bytes of the request left.
+func (a *attempt) sent() int64 {
+	sent, _ := a.moved()
+	return sent
 }
+
+// reused tells whether the connection had carried another request.
+func (a *attempt) reused() bool {
+	if a.pooled != nil {
+		return a.pooled.reused()
+	}
+	return a.exchange.Reused()
+}
+
+// wanted tells whether the client is to be asked for more of the body.
+func (a *attempt) wanted() bool { return a.pooled == nil || a.pooled.wanted() }
 
 // isLast tells that no other attempt will follow this one whatever comes, so that
 // the body need not be kept: bytes have left, and the request may not be repeated
@@ -424,15 +318,6 @@ func (a *attempt) end() {
 	}
 }
 
-// passedOn is told that the connection now carries another attempt.
-func (a *attempt) passedOn() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	t := &a.taken
-	t.sentAfter, t.receivedAfter = t.moved()
-	t.over = true
-}
-
 // publish tells everybody how the attempt stands: counters, health, strategy,
 // record. It releases what the attempt has reserved as soon as it is known.
 func (a *attempt) publish(o *Outcome) {
@@ -447,7 +332,7 @@ func (a *attempt) publish(o *Outcome) {
 	if a.call.record != nil {
 		a.call.record.add(a, o)
 	}
-	if o.NeverLeft && o.Reused {
+	if o.NeverLeft && o.Reused && a.pooled != nil {
 		a.backend.conns.closeIdle() // one was dead, and likely the others are too
 	}
 	if o.Err != nil && !o.Final {
@@ -467,19 +352,14 @@ func (a *attempt) finish(final *Outcome) bool {
 		final.Final = true
 		final.Attempt, final.Wait = a.number, a.wait
 		final.Total = time.Since(a.began)
-		a.mu.Lock()
-		final.Reused = a.taken.reused
+		final.Reused = a.reused()
 		if a.backend.conns.owned { // else it is known to who read the body
-			a.countLocked(final)
+			final.SentBytes, final.ReceivedBytes = a.moved()
 		}
-		a.mu.Unlock()
 		a.publish(final)
 	}
-	a.mu.Lock()
-	conn := a.taken.conn
-	a.mu.Unlock()
-	if conn != nil {
-		conn.disown(a)
+	if a.pooled != nil {
+		a.pooled.disown()
 	}
 	a.backend.end()
 	return true

@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"time"
+
+	"example.com/lb/internal/h1"
 )
 
 // outcome classifies how the attempt stands: err is what the transport returned
@@ -17,21 +19,15 @@ func (a *attempt) outcome(err error) Outcome {
 	if a.body != nil {
 		bodyFault, sentWhole = a.call.body.fault(), a.body.sentWhole()
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	o := Outcome{Stage: StageBody, Attempt: a.number, Reused: a.taken.reused, Err: err, Wait: time.Since(a.began)}
+	o := Outcome{Stage: StageBody, Attempt: a.number, Reused: a.reused(), Err: err, Wait: time.Since(a.began)}
 	o.Total = o.Wait
-	a.countLocked(&o)
+	o.SentBytes, o.ReceivedBytes = a.moved()
 	if err == nil {
 		return o
 	}
-	owned := a.backend.conns.owned
-	o.NeverLeft = owned && !a.opaque && o.SentBytes == 0
-	if a.backend.conns.handler != nil && errors.Is(err, ErrNoBackend) {
-		o.NeverLeft = true // a Pool that could not reach anybody
-	}
-	o.Stage = a.stageLocked(sentWhole)
-	o.Cause = a.causeLocked(err, o.Stage, o.SentBytes+o.ReceivedBytes > 0, bodyFault)
+	o.NeverLeft = a.neverLeft(err, o.SentBytes)
+	o.Stage = a.stage(err, sentWhole)
+	o.Cause = a.cause(err, o.Stage, o.SentBytes+o.ReceivedBytes > 0, bodyFault)
 	if bodyFault != nil && o.Cause == CauseClientBody {
 		o.Err = bodyFault // what the transport makes of it is less clear
 	}
@@ -39,24 +35,27 @@ func (a *attempt) outcome(err error) Outcome {
 	return o
 }
 
-// countLocked fills in the bytes moved.
-func (a *attempt) countLocked(o *Outcome) {
-	sent, received := a.taken.moved()
-	o.SentBytes, o.ReceivedBytes = a.before+sent, received
+// neverLeft tells whether provably no byte of the request has reached a backend.
+func (a *attempt) neverLeft(err error, sent int64) bool {
+	switch {
+	case a.backend.conns.handler != nil:
+		return errors.Is(err, ErrNoBackend) // a Pool that could not reach anybody
+	case a.pooled == nil:
+		return sent == 0
+	}
+	return a.backend.conns.owned && !a.pooled.isOpaque() && sent == 0
 }
 
-// stageLocked is how far an attempt came that got no answer.
-func (a *attempt) stageLocked(sentWhole bool) Stage {
+// stage is how far an attempt came that got no answer.
+func (a *attempt) stage(err error, sentWhole bool) Stage {
 	switch {
 	case !a.backend.conns.owned:
 		return StageResponse
-	case a.taken.conn == nil && !a.opaque && a.dialed:
-		return StageTLS
-	case a.taken.conn == nil && !a.opaque && a.dials > 0:
-		return StageDial
-	case !sentWhole:
-		return StageRequest
-	case a.taken.conn == nil && !a.opaque:
+	case a.pooled != nil:
+		return a.pooled.stage(sentWhole)
+	case a.exchange.Stage() == h1.StageConnect:
+		return connectStage(err)
+	case !sentWhole || a.exchange.Stage() == h1.StageSend:
 		return StageRequest
 	}
 	return StageResponse
@@ -98,9 +97,9 @@ func (a *attempt) bodyCause(err error) Cause {
 	return cause
 }
 
-// causeLocked is why an attempt got no answer. What is known for certain comes
-// before what the transport's error says: that is the first of several to be noticed.
-func (a *attempt) causeLocked(err error, stage Stage, moved bool, bodyFault error) Cause {
+// cause is why an attempt got no answer. What is known for certain comes before what the
+// transport's error says: that is the first of several to be noticed.
+func (a *attempt) cause(err error, stage Stage, moved bool, bodyFault error) Cause {
 	if cause := a.callersCause(bodyFault); cause != CauseNone {
 		return cause
 	}
@@ -111,7 +110,7 @@ func (a *attempt) causeLocked(err error, stage Stage, moved bool, bodyFault erro
 		return CauseLocal
 	case isTimeout(err):
 		return CauseTimeout
-	case errors.Is(err, errBadAnswer):
+	case errors.Is(err, errBadAnswer), errors.Is(err, h1.ErrAnswer):
 		return CauseProtocol
 	case !a.backend.conns.owned:
 		return CauseUnknown
@@ -119,14 +118,12 @@ func (a *attempt) causeLocked(err error, stage Stage, moved bool, bodyFault erro
 		return CauseRefused
 	case stage == StageTLS:
 		return CauseTLS
-	case a.taken.conn == nil && !a.opaque:
-		return CauseClientRequest // net/http would not send it
-	case a.taken.conn == nil || a.before > 0 || a.taken.conn.cut.Load():
-		return CauseReset
-	case !moved:
-		return CauseClientRequest // net/http could not write it
+	case a.pooled != nil:
+		return a.pooled.cause(moved)
+	case errors.Is(err, h1.ErrRequest):
+		return CauseClientRequest
 	}
-	return CauseProtocol
+	return CauseReset
 }
 
 func (a *attempt) error(o *Outcome) *AttemptError {

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log"
@@ -51,9 +52,30 @@ func newRig(t *testing.T, behaviors []lbtest.Behavior, opts ...lb.Option) *rig {
 	return r
 }
 
+// pooled makes the tests' pools reach their backends over an http.Transport in place of
+// connections of their own.
+var pooled = flag.Bool("pooled", false, "reach backends over an http.Transport")
+
+// byTransport is what to expect: own over connections of the pool's own, pooledly over
+// an http.Transport.
+func byTransport[T any](own, pooledly T) T {
+	if *pooled {
+		return pooledly
+	}
+	return own
+}
+
+// over makes a pool reach its backends over network.
+func over(network *lbtest.Network) lb.Option {
+	if *pooled {
+		return lb.WithTransport(network.Transport())
+	}
+	return lb.WithDialer(network.DialContext)
+}
+
 func (r *rig) start(targets []lb.Target, opts ...lb.Option) {
 	r.t.Helper()
-	opts = append([]lb.Option{lb.WithTransport(r.net.Transport())}, opts...)
+	opts = append([]lb.Option{over(r.net)}, opts...)
 	pool, err := lb.New(targets, opts...)
 	if err != nil {
 		r.t.Fatal(err)
