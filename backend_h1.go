@@ -84,7 +84,7 @@ func (e handshakeError) Unwrap() error { return e.error }
 
 // connectStage is the stage of an attempt that got no connection because of err.
 func connectStage(err error) Stage {
-	if errors.Is(err, h1.ErrRequest) || errors.Is(err, h1.ErrBodyLength) {
+	if errors.Is(err, h1.ErrRequest) {
 		return StageRequest // which was not even tried
 	}
 	if _, ok := errors.AsType[handshakeError](err); ok {

@@ -116,7 +116,13 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 }
 
 // overOwn sends req over a connection of our own.
-func (a *attempt) overOwn(own *h1.Pool, req *http.Request) (*http.Response, error) {
+func (a *attempt) overOwn(own *h1.Pool, req *http.Request) (resp *http.Response, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			a.call.pool.set.panics.caught("a hook of the client trace", v)
+			resp, err = nil, fmt.Errorf("client trace panicked: %v", v)
+		}
+	}()
 	fillRequest(&a.sends, req)
 	a.sends.Trace = a.caller
 	return own.RoundTrip(a.Context, &a.exchange, &a.sends, a, a.call.in)

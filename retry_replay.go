@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 const (
@@ -347,6 +348,52 @@ func (b *attemptBody) Read(p []byte) (int, error) {
 			}
 			r.fillLocked()
 			continue
+		}
+		r.changed.Wait()
+	}
+}
+
+// AppendTo appends the whole of a short body that has come, or comes at once, so that it
+// can be sent in one piece with the head. Its Read then is not needed.
+func (b *attemptBody) AppendTo(dst []byte, most int) ([]byte, bool) {
+	r := b.replay
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.length > int64(most) || r.length < 0 {
+		return dst, false
+	}
+	r.awaitLocked(shortPatience)
+	if b.fenced || r.finished || r.dropped || r.err != io.EOF || r.recorded != r.length {
+		return dst, false
+	}
+	for _, c := range r.record {
+		dst = append(dst, c...)
+	}
+	b.off, b.eof = r.recorded, true
+	return dst, true
+}
+
+// shortPatience is how long a short body is waited for before its head goes ahead.
+const shortPatience = time.Millisecond
+
+// awaitLocked waits for the end of the source, but not for long.
+func (r *replay) awaitLocked(d time.Duration) {
+	if r.err != nil {
+		return
+	}
+	late := false
+	t := time.AfterFunc(d, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		late = true
+		r.changed.Broadcast()
+	})
+	defer t.Stop()
+	for r.err == nil && !late && !r.finished {
+		if !r.reading {
+			if r.fillLocked(); !r.reading {
+				return
+			}
 		}
 		r.changed.Wait()
 	}

@@ -131,6 +131,19 @@ func (x *Exchange) Stage() Stage {
 // ctx, or what went wrong with the connection.
 func (p *Pool) RoundTrip(ctx context.Context, x *Exchange, req *Request, events Events, in *http.Request) (*http.Response, error) {
 	x.pool, x.ctx, x.req, x.events = p, ctx, req, events
+	returns := false
+	defer func() {
+		if !returns { // a hook has panicked
+			x.drop(ReasonFailed)
+			x.closeBody()
+		}
+	}()
+	resp, err := x.run(in)
+	returns = true
+	return resp, err
+}
+
+func (x *Exchange) run(in *http.Request) (*http.Response, error) {
 	c, streams, err := x.send()
 	if err == nil {
 		var resp *http.Response
@@ -154,6 +167,10 @@ func (x *Exchange) send() (c *conn, streams bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
+	// Nothing of a body is read before there is a connection that wants it.
+	if c, err = x.connect(); err != nil {
+		return nil, false, err
+	}
 	streams = req.Body != nil
 	if w, ok := req.Body.(Whole); ok && req.Length >= 0 && !req.expects() {
 		before := int64(len(head))
@@ -163,9 +180,6 @@ func (x *Exchange) send() (c *conn, streams bool, err error) {
 				return nil, false, ErrBodyLength
 			}
 		}
-	}
-	if c, err = x.connect(); err != nil {
-		return nil, false, err
 	}
 	x.mu.Lock()
 	x.halves, x.keep = 1, !req.wantsClose()

@@ -152,9 +152,15 @@ func (r *Request) appendFraming(b []byte, method string) ([]byte, error) {
 // framing tells whether the field of that name says how long a body is, or is written
 // for another reason from what is beside the header.
 func framing(name string) bool {
-	switch name {
-	case "Host", "Content-Length", "Transfer-Encoding", "Trailer":
-		return true
+	switch len(name) {
+	case len("Host"):
+		return strings.EqualFold(name, "Host")
+	case len("Trailer"):
+		return strings.EqualFold(name, "Trailer")
+	case len("Content-Length"):
+		return strings.EqualFold(name, "Content-Length")
+	case len("Transfer-Encoding"):
+		return strings.EqualFold(name, "Transfer-Encoding")
 	}
 	return false
 }
