@@ -502,6 +502,7 @@ func TestRollingDeploy(t *testing.T) {
 func TestBackendThatNeverAnswersIsEjected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		check := everySecond()
+		check.Interval, check.FastInterval = time.Minute, time.Minute // the next would end the ejection
 		r := newProbedRig(t, 2, check, lb.WithTimeouts(lb.Timeouts{ResponseHeader: 300 * time.Millisecond}))
 		r.backends[0].Set(lbtest.Hang())
 		r.backends[0].SetProbe(probePath, lbtest.Answer()) // the probe is none the wiser
