@@ -12,24 +12,23 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"example.com/lb/internal/h1"
 )
 
 // conns is how one backend is reached: over connections of our own, a transport of its
 // own whose connections are counted, or whatever the user has given. One transport per
 // backend, because CloseIdleConnections of a shared one would close everybody's.
 type conns struct {
-	own      *h1.Pool          // nil over a transport
-	plain    http.RoundTripper // nil over connections of our own
-	upgrade  http.RoundTripper // for requests that ask for an upgrade: no header time-out
-	probe    http.RoundTripper // for probes: a fresh connection each
-	dial     dialFunc          // of a connection for a probe; nil if connections are not ours
-	dialTLS  dialFunc          // the same with a handshake
-	handler  *handlerTransport // in place of all of these; nil for a URL
-	raw      bool              // the path of a URL can be given as it is to be written
-	owned    bool              // the connections are ours
-	patience time.Duration     // for a backend's 100 Continue
+	own      *way                // nil over a transport
+	probeWay func(endpoint) *way // fresh connections of our own, for a probe; nil over a transport
+	plain    http.RoundTripper   // nil over connections of our own
+	upgrade  http.RoundTripper   // for upgrades and gRPC: no header time-out
+	probe    http.RoundTripper   // for probes: a fresh connection each
+	dial     dialFunc            // of a connection for a probe; nil if connections are not ours
+	dialTLS  dialFunc            // the same with a handshake
+	handler  *handlerTransport   // in place of all of these; nil for a URL
+	raw      bool                // the path of a URL can be given as it is to be written
+	owned    bool                // the connections are ours
+	patience time.Duration       // for a backend's 100 Continue
 	all      *connSet
 	panics   *panics
 }
@@ -55,16 +54,16 @@ func (c *conns) dialProbe(ctx context.Context, e *endpoint) (net.Conn, error) {
 	case c.dial == nil:
 		return nil, fmt.Errorf("lb: no dial over a transport of the user's: %w", errors.ErrUnsupported)
 	case e.scheme == "https":
-		return c.dialTLS(ctx, "tcp", e.addr())
+		return c.dialTLS(ctx, e.network(), e.addr())
 	}
-	return c.dial(ctx, "tcp", e.addr())
+	return c.dial(ctx, e.network(), e.addr())
 }
 
 // closeIdle closes what is idle now, and what becomes idle before the next
 // request asks for a connection.
 func (c *conns) closeIdle() {
 	if c.own != nil {
-		c.own.CloseIdle()
+		c.own.closeIdle()
 		return
 	}
 	type idleCloser interface{ CloseIdleConnections() }
@@ -78,7 +77,7 @@ func (c *conns) closeIdle() {
 // retire closes what is idle now or becomes idle later: the backend has left its pool.
 func (c *conns) retire() {
 	if c.own != nil {
-		c.own.Retire()
+		c.own.retire()
 		return
 	}
 	c.closeIdle()

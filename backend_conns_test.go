@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -155,6 +158,48 @@ func TestCloseLeavesNoGoroutine(t *testing.T) {
 				t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
 			}
 			runtime.Gosched()
+		}
+	}
+}
+
+// A unix socket is a target like others, over connections of our own and over a transport.
+func TestUnixSockets(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "app.sock")
+	ln, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "%s %s %s", r.Method, r.Host, r.RequestURI)
+	})}
+	go server.Serve(ln)
+	defer server.Close()
+	for name, opts := range map[string][]lb.Option{"own": nil, "transport": {lb.WithTransport(&http.Transport{})}} {
+		t.Run(name, func(t *testing.T) {
+			pool := newPool(t, []lb.Target{{URL: "unix://" + socket}, {Name: "named", URL: "unix://" + socket, Host: lb.HostFromURL}}, append(opts, lb.WithHealthCheck(lb.HealthCheck{Path: "/"}))...)
+			if err := pool.Ready(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			seen := map[string]bool{}
+			for range 2 {
+				w := httptest.NewRecorder()
+				r := httptest.NewRequest("GET", "/a%2fb?q", nil)
+				r.Host = "client.test"
+				pool.ServeHTTP(w, r)
+				seen[w.Body.String()] = true
+			}
+			if !seen["GET client.test /a%2fb?q"] || !seen["GET localhost /a%2fb?q"] {
+				t.Errorf("the backend saw %v", seen)
+			}
+			if got := pool.Backends()[0].URL(); got != "unix://"+socket {
+				t.Errorf("URL = %q", got)
+			}
+		})
+	}
+	_, err = lb.New([]lb.Target{{URL: "unix:///s", Transport: roundTripperFunc(noRoundTrip)}, {URL: "h2c://a.test", Transport: &http.Transport{}}, {URL: "unix://"}, {URL: "unix://host/s"}})
+	for _, want := range []string{`"unix:///s" over a lb_test.roundTripperFunc`, `"h2c://a.test" over a *http.Transport`, `"unix://": want the path of a socket`, `"unix://host/s": want the path of a socket`} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("New = %v\nwant in it: %s", err, want)
 		}
 	}
 }

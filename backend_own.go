@@ -7,32 +7,103 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
 	"net/url"
+	"slices"
 	"strings"
+	"sync/atomic"
+	"time"
 	"unicode/utf8"
 
 	"example.com/lb/internal/h1"
+	"example.com/lb/internal/h2"
 )
+
+const (
+	// pingAfter and pingTimeout bound how long a connection over HTTP/2 whose backend is
+	// silently gone is taken to be alive.
+	pingAfter   = 15 * time.Second
+	pingTimeout = 15 * time.Second
+	// settingsTimeout is how long a backend may take for its first word over HTTP/2, if
+	// handshakes have no limit.
+	settingsTimeout = 10 * time.Second
+	// tlsSessions is how many sessions are kept for a backend, to resume.
+	tlsSessions = 8
+)
+
+// way is connections of our own to one address, in whichever version of HTTP is spoken
+// there. With https that is settled by the handshake (ALPN, RFC 7301): the first
+// connection offers both, and if the backend has chosen HTTP/1.1 all others offer that
+// alone.
+//
+//	http, unix    first
+//	h2c           second
+//	https         second until it turns out to be first; first for upgrades
+type way struct {
+	first  *h1.Pool // HTTP/1.1; nil with h2c
+	second *h2.Pool // HTTP/2; nil with http
+	scheme string
+	// onlyFirst tells that the backend, or Target.TLS, has chosen HTTP/1.1.
+	onlyFirst atomic.Bool
+}
 
 // hold makes the connections to e our own.
 func (c *conns) hold(e endpoint, cfg *config, work *gate) {
 	c.owned, c.raw = true, true
 	dial := c.bounded(cfg.dialer, cfg.timeouts)
 	tlsConfig := clientConfig(e.tls)
-	c.own = h1.New(c.settings(cfg, work, dialing(dial, cfg.timeouts, e, tlsConfig)))
+	c.own = c.newWay(cfg, work, dial, e, tlsConfig)
 	if cfg.check == nil {
 		return
 	}
-	c.probe = probeTransport(func(e endpoint) *h1.Pool {
-		return h1.New(c.settings(cfg, work, dialing(dial, Timeouts{}, e, tlsConfig)))
-	})
+	c.probeWay = func(to endpoint) *way { return c.newWay(cfg, work, dial, to, tlsConfig) }
 	c.dial = forProbe(c.registered(dial))
 	c.dialTLS = handshaking(c.dial, tlsConfig)
+}
+
+// newWay returns connections to e.
+func (c *conns) newWay(cfg *config, work *gate, dial dialFunc, e endpoint, tlsConfig *tls.Config) *way {
+	w := &way{scheme: e.scheme}
+	run := func(f func()) bool {
+		if !work.enter() {
+			return false
+		}
+		go func() {
+			defer work.leave()
+			f()
+		}()
+		return true
+	}
+	open := opening(dial, cfg.timeouts, e, tlsConfig)
+	protocols := tlsConfig.NextProtos
+	if len(protocols) == 0 {
+		protocols = []string{"h2", "http/1.1"}
+	}
+	if e.scheme != "h2c" {
+		w.first = h1.New(h1.Config{
+			Dial: func(ctx context.Context, count func(net.Conn) net.Conn) (net.Conn, error) {
+				return open(ctx, count, "http/1.1")
+			},
+			Go: run, Opened: c.all.add, Closed: c.all.remove,
+			MaxIdle: DefaultMaxIdleConns, IdleTimeout: DefaultIdleConnTimeout,
+			HeaderTimeout: cfg.timeouts.ResponseHeader, ContinueTimeout: DefaultExpectContinueTimeout,
+			MaxHeaderBytes: DefaultMaxHeaderBytes,
+		})
+	}
+	if e.scheme == "h2c" || e.scheme == "https" {
+		w.second = h2.New(h2.Config{
+			Dial: func(ctx context.Context) (net.Conn, error) { return openSecond(ctx, open, e.scheme, protocols) },
+			Go:   run, Opened: c.all.add, Closed: c.all.remove,
+			IdleTimeout: DefaultIdleConnTimeout, SettingsTimeout: or(cfg.timeouts.TLSHandshake, settingsTimeout),
+			HeaderTimeout: cfg.timeouts.ResponseHeader, ContinueTimeout: DefaultExpectContinueTimeout,
+			MaxHeaderBytes: DefaultMaxHeaderBytes, PingAfter: pingAfter, PingTimeout: pingTimeout,
+		})
+	}
+	w.onlyFirst.Store(!slices.Contains(protocols, "h2"))
+	return w
 }
 
 // clientConfig returns a copy of config to make connections with, which it has all to
@@ -42,62 +113,26 @@ func clientConfig(config *tls.Config) *tls.Config {
 	if own == nil {
 		own = new(tls.Config)
 	}
-	own.NextProtos = nil
 	if own.ClientSessionCache == nil {
 		own.ClientSessionCache = tls.NewLRUClientSessionCache(tlsSessions)
 	}
 	return own
 }
 
-// tlsSessions is how many sessions are kept for a backend, to resume: its connections
-// have one at a time.
-const tlsSessions = 8
-
-// settings returns those of connections that dial opens.
-func (c *conns) settings(cfg *config, work *gate, dial func(context.Context, func(net.Conn) net.Conn) (net.Conn, error)) h1.Config {
-	return h1.Config{
-		Dial: dial,
-		Go: func(f func()) bool {
-			if !work.enter() {
-				return false
-			}
-			go func() {
-				defer work.leave()
-				f()
-			}()
-			return true
-		},
-		Opened:          c.all.add,
-		Closed:          c.all.remove,
-		MaxIdle:         DefaultMaxIdleConns,
-		IdleTimeout:     DefaultIdleConnTimeout,
-		HeaderTimeout:   cfg.timeouts.ResponseHeader,
-		ContinueTimeout: DefaultExpectContinueTimeout,
-		MaxHeaderBytes:  DefaultMaxHeaderBytes,
-	}
-}
+// openFunc opens a connection and passes it through count before a handshake, if there is
+// one, which offers protocols.
+type openFunc func(ctx context.Context, count func(net.Conn) net.Conn, protocols ...string) (net.Conn, error)
 
 // handshakeError is what went wrong between dial and request.
 type handshakeError struct{ error }
 
 func (e handshakeError) Unwrap() error { return e.error }
 
-// connectStage is the stage of an attempt that got no connection because of err.
-func connectStage(err error) Stage {
-	if errors.Is(err, h1.ErrRequest) {
-		return StageRequest // which was not even tried
-	}
-	if _, ok := errors.AsType[handshakeError](err); ok {
-		return StageTLS
-	}
-	return StageDial
-}
-
-// dialing returns how a connection to e is opened, with a handshake if there is to be one.
-func dialing(dial dialFunc, limits Timeouts, e endpoint, tlsConfig *tls.Config) func(context.Context, func(net.Conn) net.Conn) (net.Conn, error) {
-	addr := e.addr()
-	return func(ctx context.Context, count func(net.Conn) net.Conn) (net.Conn, error) {
-		nc, err := dial(ctx, "tcp", addr)
+// opening returns how connections to e are opened.
+func opening(dial dialFunc, limits Timeouts, e endpoint, config *tls.Config) openFunc {
+	network, addr := e.network(), e.addr()
+	return func(ctx context.Context, count func(net.Conn) net.Conn, protocols ...string) (net.Conn, error) {
+		nc, err := dial(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}
@@ -105,13 +140,161 @@ func dialing(dial dialFunc, limits Timeouts, e endpoint, tlsConfig *tls.Config) 
 		if e.scheme != "https" {
 			return nc, nil
 		}
-		tc, err := shakeHands(ctx, nc, tlsConfig, addr, limits)
+		offer := config.Clone()
+		offer.NextProtos = protocols
+		tc, err := shakeHands(ctx, nc, offer, addr, limits)
 		if err != nil {
 			nc.Close()
-			return nil, handshakeError{fmt.Errorf("TLS handshake: %w", err)}
+			return nil, handshakeError{err}
 		}
 		return tc, nil
 	}
+}
+
+// openSecond opens a connection for HTTP/2.
+func openSecond(ctx context.Context, open openFunc, scheme string, protocols []string) (net.Conn, error) {
+	nc, err := open(ctx, func(nc net.Conn) net.Conn { return nc }, protocols...)
+	if err != nil || scheme == "h2c" {
+		return nc, err
+	}
+	if nc.(*tls.Conn).ConnectionState().NegotiatedProtocol != "h2" {
+		nc.Close()
+		return nil, h2.ErrOther
+	}
+	return nc, nil
+}
+
+// connectStage is the stage of an attempt that got no connection because of err.
+func connectStage(err error) Stage {
+	if errors.Is(err, h1.ErrRequest) {
+		return StageRequest // which was not even tried
+	}
+	if _, ok := errors.AsType[handshakeError](err); ok || errors.Is(err, h2.ErrProtocol) {
+		return StageTLS
+	}
+	return StageDial
+}
+
+// trip is one request on its way, over either version. Until it is begun nothing is known
+// of it.
+type trip struct {
+	out    h1.Request
+	first  h1.Exchange
+	second *h2.Exchange // nil over HTTP/1.1
+}
+
+// errNoUpgrade is the error of a request for an upgrade over HTTP/2 without TLS, which has
+// none (RFC 9113, section 8.6); that of RFC 8441 is not spoken.
+var errNoUpgrade = fmt.Errorf("%w: there is no upgrade over h2c", h1.ErrRequest)
+
+// roundTrip sends r, in is what the answer's Request is to be. hints is told of
+// informational answers.
+func (w *way) roundTrip(t *trip, r, in *http.Request, trace *httptrace.ClientTrace, hints h1.Events) (*http.Response, error) {
+	fillRequest(&t.out, r)
+	t.out.Trace = trace
+	upgrades := len(r.Header["Upgrade"]) > 0
+	if w.second == nil || w.first != nil && (upgrades || w.onlyFirst.Load()) {
+		return w.first.RoundTrip(r.Context(), &t.first, &t.out, hints, in)
+	}
+	if err := w.checkSecond(t, upgrades); err != nil {
+		if r.Body != nil {
+			r.Body.Close()
+		}
+		return nil, err
+	}
+	t.second = new(h2.Exchange)
+	resp, err := w.second.RoundTrip(t.second, w.overSecond(&t.out, r), h2.Options{
+		NoHeaderTimeout: isGRPC(r.Header), Trace: trace, Informational: hints.Informational,
+	})
+	if errors.Is(err, h2.ErrOther) {
+		w.onlyFirst.Store(true)
+		t.second = nil
+		return w.first.RoundTrip(r.Context(), &t.first, &t.out, hints, in)
+	}
+	if err == nil {
+		resp.Request = in
+	}
+	return resp, err
+}
+
+func (w *way) checkSecond(t *trip, upgrades bool) error {
+	if upgrades {
+		return errNoUpgrade
+	}
+	return t.out.Check()
+}
+
+// overSecond is r as net/http wants it for HTTP/2.
+func (w *way) overSecond(out *h1.Request, r *http.Request) *http.Request {
+	second := r.WithContext(r.Context())
+	u := *r.URL
+	u.Scheme = "http"
+	if w.scheme == "https" {
+		u.Scheme = "https"
+	}
+	if strings.HasPrefix(u.Opaque, "//") {
+		u.Opaque = "" // or net/http would take it for a host
+	}
+	second.URL, second.Host, second.Close = &u, out.Host, false
+	if second.Body == nil {
+		second.ContentLength = 0
+	}
+	return second
+}
+
+// retire closes what is idle now, and what becomes idle later.
+func (w *way) retire() {
+	if w.first != nil {
+		w.first.Retire()
+	}
+	if w.second != nil {
+		w.second.Retire()
+	}
+}
+
+func (w *way) closeIdle() {
+	if w.first != nil {
+		w.first.CloseIdle()
+	}
+	if w.second != nil {
+		w.second.CloseIdle()
+	}
+}
+
+// moved is how many bytes were sent and received, zero over HTTP/2, whose connections
+// carry other requests beside.
+func (t *trip) moved() (sent, received int64) {
+	if t.second != nil {
+		return 0, 0
+	}
+	return t.first.Moved()
+}
+
+func (t *trip) reused() bool {
+	if t.second != nil {
+		return t.second.Reused()
+	}
+	return t.first.Reused()
+}
+
+// neverLeft tells of a trip that failed whether provably no backend has looked at it.
+func (t *trip) neverLeft() bool {
+	if t.second != nil {
+		return t.second.NeverLeft()
+	}
+	sent, _ := t.first.Moved()
+	return sent == 0
+}
+
+// stage is how far a trip came that failed with err.
+func (t *trip) stage(err error) Stage {
+	switch {
+	case t.second != nil && !t.second.Connected(), t.second == nil && t.first.Stage() == h1.StageConnect:
+		return connectStage(err)
+	case t.second != nil && !t.second.Whole(), t.second == nil && t.first.Stage() == h1.StageSend:
+		return StageRequest
+	}
+	return StageResponse
 }
 
 // registered returns dial with its connections known to the pool, which closes them when
@@ -142,12 +325,12 @@ func (c *knownConn) Close() error {
 	return c.Conn.Close()
 }
 
-// fillRequest makes r what goes out.
+// fillRequest makes out what r says.
 func fillRequest(out *h1.Request, r *http.Request) {
 	*out = h1.Request{
 		Method: r.Method, Target: r.URL.Opaque, Query: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery,
 		Host: r.Host, Header: r.Header, Body: r.Body, Length: r.ContentLength, Trailer: r.Trailer, Close: r.Close,
-		NoHeaderTimeout: len(r.Header["Upgrade"]) > 0,
+		NoHeaderTimeout: len(r.Header["Upgrade"]) > 0 || isGRPC(r.Header),
 	}
 	if out.Target == "" {
 		out.Target = r.URL.EscapedPath()
@@ -186,16 +369,14 @@ func asciiHost(host string) string {
 	return written.Host
 }
 
-// probeTransport sends each request over a connection of its own, to where its URL says.
-type probeTransport func(endpoint) *h1.Pool
-
-func (t probeTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	var out h1.Request
-	fillRequest(&out, r)
-	out.Close, out.NoHeaderTimeout = true, true // a probe has a time-out of its own
-	out.Trace = httptrace.ContextClientTrace(r.Context())
-	pool := t(endpoint{scheme: r.URL.Scheme, host: r.URL.Host})
-	return pool.RoundTrip(r.Context(), new(h1.Exchange), &out, noEvents{}, r)
+// probeOwn sends r over a connection of its own to e.
+func (c *conns) probeOwn(e endpoint, r *http.Request) (*http.Response, error) {
+	out := r.WithContext(r.Context())
+	out.Close = true
+	w := c.probeWay(e)
+	resp, err := w.roundTrip(new(trip), out, r, httptrace.ContextClientTrace(r.Context()), noEvents{})
+	w.retire()
+	return resp, err
 }
 
 // noEvents hears of what nobody wants to know.
@@ -203,5 +384,3 @@ type noEvents struct{}
 
 func (noEvents) GotConn(net.Conn, bool)                        {}
 func (noEvents) Informational(int, textproto.MIMEHeader) error { return nil }
-
-var _ io.Closer = (*knownConn)(nil)

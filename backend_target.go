@@ -30,15 +30,20 @@ type Target struct {
 	// target that keeps name and URL in an update keeps its Backend with all
 	// its state. The default is scheme://host/path of URL. Names must be unique.
 	Name string
-	// URL is where the target is: http or https, host, optional port and an
-	// optional path, which is put in front of the path of every request.
-	// Userinfo, query and fragment are errors.
+	// URL is where the target is: http, https or h2c, host, optional port and an
+	// optional path, which is put in front of the path of every request; or unix and the
+	// path of a socket, as in unix:///run/app.sock, behind which HTTP/1.1 is spoken and
+	// whose host is localhost. Over https the backend chooses between HTTP/2 and HTTP/1.1,
+	// unless TLS says what to offer in NextProtos; h2c is HTTP/2 without TLS, which the
+	// backend must know to expect. Userinfo, query and fragment are errors.
 	URL string
 	// Handler is an in-process target in the place of a URL: a canary, a fallback,
 	// another Pool. It needs a Name, and has neither Host, HostFromURL excepted, nor
 	// HealthURL. It is called on a goroutine of its own with a request as a server's; its
 	// writer can Flush and send 1xx answers and trailers, but cannot be taken over, so
-	// only a Pool passes upgrades on. A panic is a failure of the backend, or a cut answer
+	// only a Pool passes upgrades on. A Pool that a middleware wraps is a handler like
+	// others, whose peer is that of the client: it must be given WithTrustedProxies of its
+	// own to believe what the outer pool says. A panic is a failure of the backend, or a cut answer
 	// if that has begun. When the request ends its context does, and Handler must return;
 	// if it does not within a second, it counts in Stats.Abandoned. A change of Handler
 	// keeps the Backend. Handlers are never compared, and may be called concurrently.
@@ -83,6 +88,7 @@ func Targets(urls ...string) []Target {
 type endpoint struct {
 	scheme string
 	host   string // lower case, with the port unless it is the scheme's own
+	socket string // the path of a unix socket, in place of host
 	// The path prefix without a trailing slash, as text and as it was escaped.
 	prefix, rawPrefix string
 	sendHost          string // Target.Host
@@ -91,14 +97,36 @@ type endpoint struct {
 
 // url is the endpoint as a URL, and the default name of its target.
 func (e endpoint) url() string {
-	if e.scheme == "" { // a Handler
+	switch e.scheme {
+	case "": // a Handler
 		return ""
+	case "unix":
+		return "unix://" + e.socket
 	}
 	return e.scheme + "://" + e.host + e.rawPrefix
 }
 
-// addr is the endpoint's host and port, to dial.
+// urlScheme is the scheme of a request's URL.
+func (e *endpoint) urlScheme() string {
+	if e.scheme == "https" {
+		return "https"
+	}
+	return "http"
+}
+
+// network is what to dial addr with.
+func (e *endpoint) network() string {
+	if e.socket != "" {
+		return "unix"
+	}
+	return "tcp"
+}
+
+// addr is the endpoint's host and port, to dial, or its socket.
 func (e *endpoint) addr() string {
+	if e.socket != "" {
+		return e.socket
+	}
 	if _, port := hostPort(e.host); port != "" {
 		return e.host
 	}
@@ -107,6 +135,9 @@ func (e *endpoint) addr() string {
 
 // setPort puts port in the place of the endpoint's own.
 func (e *endpoint) setPort(port int) {
+	if e.socket != "" {
+		return
+	}
 	host, _ := hostPort(e.host)
 	e.host = host
 	if p := strconv.Itoa(port); p != schemePort(e.scheme) {
@@ -245,6 +276,27 @@ func checkWay(t Target, e endpoint) (faults []error) {
 	return faults
 }
 
+// checkWays returns what is wrong with targets that the transport they are to be reached
+// over cannot reach.
+func (c *config) checkWays(list []parsed) error {
+	var faults []error
+	for _, p := range list {
+		transport := p.transport
+		if transport == nil {
+			transport = c.transport
+		}
+		_, pooled := transport.(*http.Transport)
+		switch scheme := p.endpoint.scheme; {
+		case transport == nil:
+		case scheme == "h2c":
+			faults = append(faults, fmt.Errorf("URL %q over a %T: HTTP/2 without TLS is for connections of the pool's own: set no Transport", p.endpoint.url(), transport))
+		case scheme == "unix" && !pooled:
+			faults = append(faults, fmt.Errorf("URL %q over a %T, which opens connections of its own: set no Transport, or an *http.Transport", p.endpoint.url(), transport))
+		}
+	}
+	return errors.Join(faults...)
+}
+
 // checkHandler returns what is wrong with a target that has a Handler.
 func checkHandler(t Target) (faults []error) {
 	if isNil(t.Handler) {
@@ -332,6 +384,9 @@ func parseEndpoint(s string) (endpoint, error) {
 	if err := checkURL(u, shown); err != nil {
 		return endpoint{}, err
 	}
+	if u.Scheme == "unix" {
+		return endpoint{scheme: "unix", host: unixHost, socket: u.Path}, nil
+	}
 	host := strings.ToLower(u.Host)
 	if port := u.Port(); port == schemePort(u.Scheme) {
 		host = strings.TrimSuffix(host, ":"+port)
@@ -343,6 +398,9 @@ func parseEndpoint(s string) (endpoint, error) {
 		rawPrefix: strings.TrimSuffix(u.EscapedPath(), "/"),
 	}, nil
 }
+
+// unixHost is the host of what is behind a unix socket, for who must have one.
+const unixHost = "localhost"
 
 // withoutUserinfo returns s without what may be a password in it.
 func withoutUserinfo(s string) string {
@@ -359,11 +417,17 @@ func checkURL(u *url.URL, shown string) error {
 	fault := func(format string, args ...any) {
 		faults = append(faults, fmt.Errorf("URL %q: %w", shown, fmt.Errorf(format, args...)))
 	}
-	if u.Scheme != "http" && u.Scheme != "https" {
-		fault("scheme %q: want http or https", u.Scheme)
-	}
-	if u.Hostname() == "" {
-		fault("no host: want scheme://host:port")
+	switch u.Scheme {
+	case "http", "https", "h2c":
+		if u.Hostname() == "" {
+			fault("no host: want scheme://host:port")
+		}
+	case "unix":
+		if u.Host != "" || len(u.Path) < 2 {
+			fault("want the path of a socket, like unix:///run/app.sock")
+		}
+	default:
+		fault("scheme %q: want http, https, h2c or unix", u.Scheme)
 	}
 	if strings.ContainsFunc(u.Host, notInHost) {
 		fault("host %q: not a host name", u.Host)

@@ -42,6 +42,9 @@ func (c *conns) adopt(t *http.Transport, e endpoint, cfg *config) {
 		t.MaxIdleConnsPerHost = DefaultMaxIdleConns
 	}
 	dial, dialTLS := dialersOf(t, cfg.dialer)
+	if e.socket != "" {
+		dial = dialSocket(dial, e.socket)
+	}
 	t.DialContext = c.counted(c.bounded(dial, limits), e.scheme == "https")
 	if dialTLS != nil {
 		t.DialTLSContext = c.counted(c.bounded(dialTLS, limits), false)
@@ -68,6 +71,11 @@ func (c *conns) adoptProbes(t *http.Transport) {
 	if c.dialTLS == nil {
 		c.dialTLS = handshaking(c.dial, t.TLSClientConfig)
 	}
+}
+
+// dialSocket returns dial for a socket, whatever address net/http thinks of.
+func dialSocket(dial dialFunc, socket string) dialFunc {
+	return func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, "unix", socket) }
 }
 
 // dialersOf returns how t dials, as otherwise does if it does not say, dialTLS nil if it leaves the handshake to

@@ -56,8 +56,8 @@
 // ServeHTTP takes out hop-by-hop fields and whatever the client claims in the
 // Forwarded and X-Forwarded fields (but see [WithTrustedProxies]), and sets
 // X-Forwarded-For, -Host and -Proto itself; the path and the query go out byte for
-// byte. RoundTrip leaves the header as it is. To the backends both speak
-// HTTP/1.1.
+// byte. RoundTrip leaves the header as it is. To the backends both speak HTTP/1.1 or
+// HTTP/2; see [Target].URL.
 //
 // # Words
 //

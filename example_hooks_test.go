@@ -26,7 +26,8 @@ func ExampleWithRewrite() {
 	defer stop()
 	pool, err := lb.New([]lb.Target{{Name: "a", URL: url}}, lb.WithRewrite(func(p *lb.ProxyRequest) {
 		p.Out.Header.Set("Authorization", "Bearer of-"+p.Backend.Name())
-		p.Out.URL.Path = "/v2" + p.Out.URL.Path
+		u := p.Out.URL
+		u.Path, u.RawPath = "/v2"+u.Path, "/v2"+u.EscapedPath() // both, or escapes would be lost
 	}))
 	if err != nil {
 		panic(err)

@@ -92,7 +92,7 @@ func ExampleNew_badInput() {
 	)
 	fmt.Println(err)
 	// Output:
-	// lb: target 1: URL "ftp://10.0.0.1": scheme "ftp": want http or https
+	// lb: target 1: URL "ftp://10.0.0.1": scheme "ftp": want http, https, h2c or unix
 	// target 2: weight -2: want 1 to 65535, 0 for 1 or NoWeight (-1)
 	// RetryPolicy.Statuses has 404: want 500 to 599, 408, 425 or 429
 }

@@ -188,6 +188,9 @@ func (t ProbeTarget) RoundTrip(r *http.Request) (*http.Response, error) {
 	if t.ctx != nil {
 		out = out.WithContext(context.WithValue(out.Context(), probeKey{}, t.ctx))
 	}
+	if t.backend.conns.probeWay != nil {
+		return t.backend.conns.probeOwn(t.address.endpoint, out)
+	}
 	return checkRoundTrip(t.backend.conns.probe.RoundTrip(out))
 }
 

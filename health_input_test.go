@@ -59,7 +59,7 @@ func TestHealthCheckBadInput(t *testing.T) {
 			{Name: "1", URL: "http://a", HealthURL: "b:80/healthz"}, {Name: "2", URL: "http://a", HealthURL: "http://u:secret@b/"},
 			{Name: "3", URL: "http://a", HealthURL: "ftp://b"}, {Name: "4", URL: "http://a", HealthURL: "http://b/x#y"}, {Name: "5", URL: "http://a", HealthURL: "http://b:99999?x"},
 		}, nil, []string{
-			`target 1: health URL "b:80/healthz": no scheme`, "target 2: health URL", "userinfo is not allowed", `target 3: health URL "ftp://b": scheme "ftp": want http or https`,
+			`target 1: health URL "b:80/healthz": no scheme`, "target 2: health URL", "userinfo is not allowed", `target 3: health URL "ftp://b": scheme "ftp": want http, https, h2c or unix`,
 			`target 4: health URL "http://b/x#y": a fragment is not allowed`, `target 5: health URL "http://b:99999": port "99999"`,
 		}},
 		{"with all else that is wrong", []lb.Target{{URL: "nonsense"}}, []lb.Option{lb.WithHealthCheck(lb.HealthCheck{Path: "x"}), lb.WithRetry(lb.RetryPolicy{Attempts: -1})}, []string{

@@ -45,7 +45,7 @@ type Pool struct {
 func New(targets []Target, opts ...Option) (*Pool, error) {
 	list, errTargets := parseTargets(targets)
 	cfg, errOptions := newConfig(opts)
-	if err := errors.Join(errTargets, errOptions); err != nil {
+	if err := errors.Join(errTargets, errOptions, cfg.checkWays(list)); err != nil {
 		return nil, fmt.Errorf("lb: %w", err)
 	}
 	p := &Pool{cfg: cfg, conns: newConnSet()}
@@ -136,14 +136,15 @@ func (p *Pool) roundTrip(r *http.Request) (*http.Response, *call, error) {
 
 // SetTargets replaces the targets in one step. A target that keeps its name, URL,
 // Host, TLS and Transport keeps its Backend with all its state; its weight, metadata,
-// HealthURL and Handler change in place, and hold for the very next pick. Backends of other targets leave:
-// they get no new request, and those under way go on to their end.
+// HealthURL and Handler change in place, and hold for the very next pick. Backends of
+// other targets leave: they get no new request, and those under way go on to their end,
+// WebSockets too; Drain before asks their clients to leave.
 //
 // When anything is wrong with targets, or there are none, SetTargets changes
 // nothing and reports every fault in one error. After Close it returns ErrClosed.
 func (p *Pool) SetTargets(targets []Target) error {
 	list, err := parseTargets(targets)
-	if err != nil {
+	if err = errors.Join(err, p.cfg.checkWays(list)); err != nil {
 		return fmt.Errorf("lb: %w", err)
 	}
 	if p.closed() {
@@ -188,7 +189,7 @@ func (p *Pool) Drain(ctx context.Context, name string) error {
 	case p.closed():
 		return fmt.Errorf("lb: %w", ErrClosed)
 	case err != nil:
-		return fmt.Errorf("lb: backend %q has %d attempts in flight: %w", name, b.InFlight(), err)
+		return fmt.Errorf("lb: backend %q still has attempts in flight (%d): %w", name, b.InFlight(), err)
 	}
 	return nil
 }
@@ -210,6 +211,9 @@ func (p *Pool) CloseIdleConnections() {
 // there may be no time left:
 //
 //	server.RegisterOnShutdown(pool.CloseWebSockets)
+//
+// Upgrades.CloseSpread should then be less than half of the time for the shutdown. Streams
+// over plain HTTP are not asked: they last as long as the server lets them.
 func (p *Pool) CloseWebSockets() { p.sockets.leaveAll(p.cfg.upgrades.CloseSpread) }
 
 // Shutdown closes the pool gently: new requests are refused with ErrClosed, which

@@ -33,7 +33,7 @@ func TestDrainWaitsForWhatIsUnderWay(t *testing.T) {
 		defer cancel()
 		began := time.Now()
 		err := r.pool.Drain(ctx, a)
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 attempts in flight") || time.Since(began) != 10*time.Second {
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "attempts in flight (1)") || time.Since(began) != 10*time.Second {
 			t.Errorf("Drain = %v after %v, want that 1 attempt is in flight after 10 s", err, time.Since(began))
 		}
 		other := r.tunnel() // to the other backend

@@ -22,6 +22,7 @@ type serving struct {
 	pool   *Pool
 	w      http.ResponseWriter
 	in     *http.Request // as it came
+	asked  *http.Request // the same, with its client in the context
 	out    http.Request  // as it goes out to any backend
 	body   inbound       // of an HTTP/1.1 request that has one
 	duplex bool          // body is used
@@ -63,7 +64,7 @@ func (p *Pool) forward(w http.ResponseWriter, r *http.Request) {
 	}
 	s.noMoreHints()
 	if err != nil {
-		p.fail(w, r, err)
+		p.fail(w, s.asked, err)
 		return
 	}
 	if hook := p.cfg.modify; hook != nil {
@@ -89,16 +90,17 @@ func hasPath(r *http.Request) bool {
 // prepare makes of the client's request what goes out to any backend.
 func (s *serving) prepare() {
 	believed := false
-	s.out = *s.in
+	s.out, s.asked = *s.in, s.in
 	if trust := &s.pool.cfg.trust; !trust.none() {
 		var client netip.Addr
 		client, believed = trust.client(s.in)
-		s.out = *s.in.WithContext(withClient(s.in.Context(), client))
+		s.asked = s.in.WithContext(withClient(s.in.Context(), client))
+		s.out = *s.asked
 	}
 	out := &s.out
 	out.Header = s.pool.cfg.requestHeader(s.in, upgradeOf(s.in, s.pool.cfg.upgrades.Protocols), believed)
 	out.Close = false
-	s.call.original = s.in
+	s.call.original, s.call.asked = s.in, s.asked
 	if out.Header["Expect"] == nil {
 		// Else the server writes a 100 Continue by itself when the body is first read,
 		// under a lock that the writer of another hint cannot take: the two would mix.
@@ -380,7 +382,7 @@ func (p *Pool) fail(w http.ResponseWriter, r *http.Request, err error) {
 func (s *serving) failHere(err error) {
 	err = fmt.Errorf("lb: %w", err)
 	s.pool.totals.failed(err)
-	s.pool.fail(s.w, s.in, err)
+	s.pool.fail(s.w, s.asked, err)
 }
 
 var errNoTunnel = errors.New("connection of the client cannot be taken over for an upgrade")

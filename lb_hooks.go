@@ -6,25 +6,29 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+
+	"example.com/lb/internal/h1"
 )
 
 // ProxyRequest is what a hook of WithRewrite may change of a request on its way to a
 // backend.
 type ProxyRequest struct {
-	// In is the request as it came: to ServeHTTP or to RoundTrip. It must not be
-	// changed.
+	// In is the request as it came: to ServeHTTP or to RoundTrip. ClientIP knows its
+	// client. It must not be changed.
 	In *http.Request
 	// Out is what goes out: without hop-by-hop fields and with the X-Forwarded fields
 	// set, if it came to ServeHTTP. Its header, Host, and the path and query of its URL
-	// may be changed; they are this attempt's own. Whatever is done to its Method, Body,
-	// ContentLength and to the scheme and host of its URL is undone.
+	// may be changed; they are this attempt's own. The path has that of the target's URL
+	// in front already; who changes Path changes RawPath along with it, or clears it, and
+	// the path is escaped anew. Whatever is done to its Method, Body, ContentLength and
+	// to the scheme and host of its URL is undone.
 	Out *http.Request
 	// Backend is where it goes.
 	Backend *Backend
 }
 
 // errHook is the error of an attempt that a hook has made impossible.
-var errHook = errors.New("hook panicked")
+var errHook = errors.New("hook went wrong")
 
 // rewrite lets the user's hook change out, which is this attempt's alone.
 func (a *attempt) rewrite(hook func(*ProxyRequest), out *http.Request) (err error) {
@@ -36,10 +40,10 @@ func (a *attempt) rewrite(hook func(*ProxyRequest), out *http.Request) (err erro
 	defer func() {
 		if v := recover(); v != nil {
 			a.call.pool.set.panics.caught("the hook of WithRewrite", v)
-			err = fmt.Errorf("%w: %v", errHook, v)
+			err = fmt.Errorf("%w: WithRewrite panicked: %v", errHook, v)
 		}
 	}()
-	hook(&ProxyRequest{In: a.call.original, Out: out, Backend: a.backend})
+	hook(&ProxyRequest{In: a.call.asked, Out: out, Backend: a.backend})
 
 	out.Method, out.Body, out.GetBody, out.ContentLength = kept.Method, kept.Body, kept.GetBody, kept.ContentLength
 	out.TransferEncoding, out.Trailer, out.Close = kept.TransferEncoding, kept.Trailer, kept.Close
@@ -54,17 +58,28 @@ func (a *attempt) rewrite(hook func(*ProxyRequest), out *http.Request) (err erro
 	if a.url.Path == before.Path && a.url.RawPath == before.RawPath {
 		a.url.Opaque = raw // nobody has touched the path: byte for byte as it came
 	}
+	if a.url.Path != "" && a.url.Path[0] != '/' && a.url.Path != "*" {
+		a.url.Path, a.url.RawPath = "/"+a.url.Path, ""
+	}
 	out.URL = &a.url
+	var sends h1.Request
+	fillRequest(&sends, out)
+	if err := sends.Check(); err != nil {
+		return fmt.Errorf("%w: WithRewrite: %w", errHook, err)
+	}
 	return nil
 }
 
 // modify lets the user's hook change the answer.
 func (s *serving) modify(hook func(*http.Response) error, resp *http.Response) (err error) {
-	body := resp.Body
+	body, status := resp.Body, resp.StatusCode
 	defer func() {
 		if v := recover(); v != nil {
 			s.pool.set.panics.caught("the hook of WithModifyResponse", v)
-			err = fmt.Errorf("%w: %v", errHook, v)
+			err = fmt.Errorf("%w: WithModifyResponse panicked: %v", errHook, v)
+		}
+		if code := resp.StatusCode; err == nil && (code < 200 && code != status || code > 999) {
+			err = fmt.Errorf("%w: WithModifyResponse made it status %d", errHook, code)
 		}
 		if resp.Body == nil {
 			resp.Body = http.NoBody
@@ -73,7 +88,7 @@ func (s *serving) modify(hook func(*http.Response) error, resp *http.Response) (
 			s.replaced = resp.Body
 		}
 	}()
-	resp.Request = s.in.WithContext(s.call.answering)
+	resp.Request = s.asked.WithContext(s.call.answering)
 	return hook(resp)
 }
 

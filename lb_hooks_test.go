@@ -2,6 +2,7 @@ package lb_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -175,5 +176,54 @@ func TestBodyOfTheHookIsClosed(t *testing.T) {
 			t.Errorf("answer = %d %q", a.status, a.body)
 		}
 		r.wantIdle()
+	})
+}
+
+// A request that the hook has made one that cannot be sent is the hook's fault, and so is
+// an answer with a status that is none.
+func TestHooksThatGoWrong(t *testing.T) {
+	for name, hook := range map[string]func(*http.Request){
+		"a value with a line end": func(r *http.Request) { r.Header.Set("X-User", "jos\n") },
+		"a name that is none":     func(r *http.Request) { r.Header["X User"] = []string{"jos"} },
+		"a host with a space":     func(r *http.Request) { r.Host = "a b" },
+	} {
+		bubble(t, name, func(t *testing.T) {
+			r := newRig(t, answers(1), lb.WithRewrite(func(p *lb.ProxyRequest) { hook(p.Out) }))
+			r.wantStatus(r.must("GET", "", nil), 500)
+			if n := r.backends[0].Count(); n != 0 {
+				t.Errorf("%d requests arrived", n)
+			}
+			r.wantIdle()
+			r.wantUnblamed()
+		})
+	}
+	for _, status := range []int{0, 7, 100, 103, 150, 1000} {
+		bubble(t, fmt.Sprint("status ", status), func(t *testing.T) {
+			r := newRig(t, answers(1), lb.WithModifyResponse(func(resp *http.Response) error {
+				resp.StatusCode = status
+				return nil
+			}))
+			r.wantStatus(r.must("GET", "", nil), 502)
+			r.wantIdle()
+			r.wantUnblamed()
+		})
+	}
+}
+
+// All hooks know the client.
+func TestHooksKnowTheClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		seen := map[string]string{}
+		note := func(where string, r *http.Request) { seen[where] = lb.ClientIP(r).String() }
+		r := newRig(t, answers(1), lb.WithTrustedProxies(lb.TrustedProxies{Hops: 1}),
+			lb.WithRewrite(func(p *lb.ProxyRequest) { note("In", p.In); note("Out", p.Out) }),
+			lb.WithModifyResponse(func(resp *http.Response) error { note("Response.Request", resp.Request); return errors.New("no") }),
+			lb.WithErrorHandler(func(w http.ResponseWriter, r *http.Request, _ error) { note("error handler", r); w.WriteHeader(502) }))
+		r.must("GET", "", nil, "X-Forwarded-For", "203.0.113.9")
+		for _, where := range []string{"In", "Out", "Response.Request", "error handler"} {
+			if seen[where] != "203.0.113.9" {
+				t.Errorf("%s: the client is %q, want 203.0.113.9", where, seen[where])
+			}
+		}
 	})
 }

@@ -30,7 +30,7 @@ func rewriteLocation(h http.Header, e *endpoint) {
 // clientLocation returns where location is for the client, and whether that is
 // elsewhere than for the backend.
 func clientLocation(location string, e *endpoint) (string, bool) {
-	rest, hasScheme := cutPrefixFold(location, e.scheme+":")
+	rest, hasScheme := cutPrefixFold(location, e.urlScheme()+":")
 	switch {
 	case strings.HasPrefix(rest, "//"):
 	case hasScheme:

@@ -129,7 +129,7 @@ func TestBadInputIsReportedAtOnce(t *testing.T) {
 		t.Fatal("New accepts it all")
 	}
 	for _, want := range []string{
-		`target 2: URL "http://ok:80/" is that of target 1`, `"ftp": want http or https`, `target 5: URL "http://host?x=1#top": a fragment`, "userinfo", `"?x=1"`, `"#top"`,
+		`target 2: URL "http://ok:80/" is that of target 1`, `"ftp": want http, https, h2c or unix`, `target 5: URL "http://host?x=1#top": a fragment`, "userinfo", `"?x=1"`, `"#top"`,
 		`"http://:8080": no host`, `port "99999"`, `"http://ho st"`, `"://"`, "target 10: URL is empty", "weight -2", "weight 70000", `host "bad host/"`, `"two\nlines"`,
 		"option 1 of 8 is nil", "WithBalancer: ", "WithTransport: ", "WithErrorHandler: ", "WithLogger: ",
 		"Attempts is -1", "Statuses has 200", "MaxDelay is -1ns", "MaxPoolReplayBytes is -1", "Ejection is -1ns", "MaxEjection is -5ns",

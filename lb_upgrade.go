@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"net"
 	"net/http"
@@ -31,7 +32,8 @@ func (s *serving) tunnel(resp *http.Response) {
 	}
 	conn, rw, err := http.NewResponseController(s.w).Hijack()
 	if err != nil {
-		s.failHere(fmt.Errorf("%w: %w", errNoTunnel, err))
+		s.pool.set.panics.misbehaved("a ResponseWriter cannot be taken over for an upgrade: a middleware's needs an Unwrap method", slog.String("type", fmt.Sprintf("%T", s.w)))
+		s.failHere(fmt.Errorf("%w: the ResponseWriter (%T) needs an Unwrap method: %w", errNoTunnel, s.w, err))
 		return
 	}
 	defer conn.Close()

@@ -318,8 +318,8 @@ func WithUpgrades(u Upgrades) Option {
 // WithRewrite sets a hook that may change each request on its way to a backend, once
 // per attempt: an attempt does not see what the hook did for another. f is called
 // concurrently, on the request's goroutine, and must not keep what it is given. If it
-// panics, the request is answered with 500 and goes nowhere else. BackendFrom finds the
-// backend in the context of ProxyRequest.Out too.
+// panics, or makes of the request what cannot be sent, that is answered with 500 and goes
+// nowhere else. BackendFrom finds the backend in the context of ProxyRequest.Out too.
 func WithRewrite(f func(*ProxyRequest)) Option {
 	return optionFunc(func(c *config) {
 		if f == nil {
@@ -335,8 +335,10 @@ func WithRewrite(f func(*ProxyRequest)) Option {
 // not for answers that are retried, concurrently, on the request's goroutine.
 // Response.Request is the request as it came, and BackendFrom of its context the
 // backend. A hook that puts another Body in place closes the old one, or has its Close do
-// so. An error, or a panic, discards the answer: the request is answered with 502 through
-// WithErrorHandler.
+// so, and sets the field Content-Length to the new length or takes it out: an answer of
+// another length than it says is cut. It is called for the 101 of an upgrade too. An error,
+// a panic, or a status that is no final answer's discards the answer: the request is
+// answered with 502 through WithErrorHandler.
 func WithModifyResponse(f func(*http.Response) error) Option {
 	return optionFunc(func(c *config) {
 		if f == nil {
@@ -350,7 +352,8 @@ func WithModifyResponse(f func(*http.Response) error) Option {
 // WithOriginalLocation passes the fields Location and Content-Location of answers on as
 // they are. Without it ServeHTTP makes those that name the backend's own origin, or a path
 // below that of the target's URL, paths of the pool's own: clients neither see addresses of
-// backends nor are led past the pool.
+// backends in them nor are led past the pool. What a middleware such as http.StripPrefix
+// has taken off the path is not put back in front: a hook of WithModifyResponse can.
 func WithOriginalLocation() Option {
 	return optionFunc(func(c *config) { c.keepLocation = true })
 }
@@ -408,14 +411,16 @@ type Timeouts struct {
 	// TLSHandshake bounds the handshake after a dial to an https target. Zero
 	// means DefaultTLSHandshakeTimeout.
 	TLSHandshake time.Duration
-	// ResponseHeader bounds the wait for the answer's headers once the request
-	// has been sent whole; the answer's body is not bounded. Requests that ask
-	// for an upgrade are exempt. Zero means DefaultResponseHeaderTimeout, which
-	// leaves time for slow answers. (An Upgrade field of the client's is enough to
-	// be exempt; what a server can do about that is its own WriteTimeout.) A backend that accepts requests and hangs is
-	// found out, and another one asked, only when this time is up, and not at all
-	// if clients give up before: set it below their patience and well below
-	// RetryPolicy.Total, to little more than the slowest good answer takes.
+	// ResponseHeader bounds the wait for the answer's headers once the request has been
+	// sent whole; the answer's body is not bounded. Zero means
+	// DefaultResponseHeaderTimeout, which leaves time for slow answers. A backend that
+	// accepts requests and hangs is found out, and another one asked, only when this time
+	// is up, and not at all if clients give up before: set it below their patience and
+	// well below RetryPolicy.Total, to little more than the slowest good answer takes.
+	//
+	// Requests that ask for an upgrade and those of gRPC, which have deadlines of their
+	// own, are exempt, and so are targets with a Handler. (A field that the client sends
+	// is enough to be exempt; what a server can do about that is its own WriteTimeout.)
 	ResponseHeader time.Duration
 	// ClientWrite bounds each write of an answer to the client, instead of the server's
 	// WriteTimeout, which bounds the whole answer, and of its ReadTimeout, once the

@@ -115,6 +115,7 @@ type call struct {
 	pool       *Pool
 	in         *http.Request // as it goes out to any backend; never changed
 	original   *http.Request // as it came
+	asked      *http.Request // the same for hooks, with its client in the context
 	answering  *attempt      // whose answer was delivered; nil before
 	body       *replay       // nil without a body
 	began      time.Time
@@ -143,7 +144,7 @@ func (c *call) replayable() bool {
 func (c *call) init(p *Pool, r *http.Request, left func()) *call {
 	c.pool, c.in, c.left = p, r, left
 	if c.original == nil {
-		c.original = r
+		c.original, c.asked = r, r
 	}
 	c.target = rawTarget(r.URL)
 	c.began, c.repeatable, c.unreached = time.Now(), repeatable(r), true

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-
-	"example.com/lb/internal/h1"
 )
 
 // attempt is one try of one request on one backend. It is also the context of
@@ -20,26 +18,25 @@ import (
 // the caller's. It passes on what it hears but the 1xx answers of attempts that were
 // discarded, which httputil.ReverseProxy, for one, would give to the client.
 //
-// What is known of its connection comes from exchange, if that is one of our own, or
-// from pooled.
+// What is known of its connection comes from trip, if that is one of our own, or from
+// pooled.
 type attempt struct {
 	context.Context
-	call     *call
-	backend  *Backend
-	number   int
-	began    time.Time
-	wait     time.Duration // until the answer's headers came
-	epoch    uint32        // of the backend's health
-	trial    bool          // holds the backend's one request on trial
-	caller   *httptrace.ClientTrace
-	exchange h1.Exchange
-	sends    h1.Request
-	pooled   *pooled      // nil over connections of our own
-	body     *attemptBody // nil without a body
-	ownBody  attemptBody
-	out      http.Request
-	url      url.URL
-	answer   answer
+	call    *call
+	backend *Backend
+	number  int
+	began   time.Time
+	wait    time.Duration // until the answer's headers came
+	epoch   uint32        // of the backend's health
+	trial   bool          // holds the backend's one request on trial
+	caller  *httptrace.ClientTrace
+	trip    trip         // over connections of our own
+	pooled  *pooled      // nil over connections of our own
+	body    *attemptBody // nil without a body
+	ownBody attemptBody
+	out     http.Request
+	url     url.URL
+	answer  answer
 
 	ended    atomic.Bool // nothing of it reaches the client any more
 	finished atomic.Bool // counted down
@@ -108,7 +105,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	switch conns := a.backend.conns; {
 	case conns.own != nil:
 		return a.overOwn(conns.own, req)
-	case req.Header.Get("Upgrade") != "":
+	case req.Header.Get("Upgrade") != "" || isGRPC(req.Header):
 		return a.roundTrip(conns.upgrade, req)
 	default:
 		return a.roundTrip(conns.plain, req)
@@ -116,16 +113,14 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 }
 
 // overOwn sends req over a connection of our own.
-func (a *attempt) overOwn(own *h1.Pool, req *http.Request) (resp *http.Response, err error) {
+func (a *attempt) overOwn(own *way, req *http.Request) (resp *http.Response, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			a.call.pool.set.panics.caught("a hook of the client trace", v)
 			resp, err = nil, fmt.Errorf("client trace panicked: %v", v)
 		}
 	}()
-	fillRequest(&a.sends, req)
-	a.sends.Trace = a.caller
-	return own.RoundTrip(a.Context, &a.exchange, &a.sends, a, a.call.in)
+	return own.roundTrip(&a.trip, req, a.call.in, a.caller, a)
 }
 
 // GotConn is told by the exchange which connection it has.
@@ -244,7 +239,7 @@ func (a *attempt) outgoing() *http.Request {
 // the path. The asterisk of OPTIONS is no path.
 func (e *endpoint) join(method string, u *url.URL) url.URL {
 	j := *u
-	j.Scheme, j.Host, j.User, j.Opaque = e.scheme, e.host, nil, ""
+	j.Scheme, j.Host, j.User, j.Opaque = e.urlScheme(), e.host, nil, ""
 	// What http.StripPrefix leaves may have no slash in front.
 	raw, slash := u.EscapedPath(), ""
 	if raw != "" && raw[0] != '/' {
@@ -284,12 +279,23 @@ func (a *attempt) connEnded() {
 }
 
 // moved is how many bytes of the request left on connections of the pool, and how many
-// came.
+// came, as far as that can be told.
 func (a *attempt) moved() (sent, received int64) {
 	if a.pooled != nil {
 		return a.pooled.moved()
 	}
-	return a.exchange.Moved()
+	return a.trip.moved()
+}
+
+// counted is moved, with the bytes of the bodies where connections are shared.
+func (a *attempt) counted() (sent, received int64) {
+	if a.pooled == nil && a.trip.second != nil {
+		if a.body != nil {
+			sent = a.body.taken()
+		}
+		return sent, a.answer.read.Load()
+	}
+	return a.moved()
 }
 
 // sent is how many bytes of the request left.
@@ -303,7 +309,7 @@ func (a *attempt) reused() bool {
 	if a.pooled != nil {
 		return a.pooled.reused()
 	}
-	return a.exchange.Reused()
+	return a.trip.reused()
 }
 
 // wanted tells whether the client is to be asked for more of the body.
@@ -360,7 +366,7 @@ func (a *attempt) finish(final *Outcome) bool {
 		final.Total = time.Since(a.began)
 		final.Reused = a.reused()
 		if a.backend.conns.owned { // else it is known to who read the body
-			final.SentBytes, final.ReceivedBytes = a.moved()
+			final.SentBytes, final.ReceivedBytes = a.counted()
 		}
 		a.publish(final)
 	}

@@ -21,7 +21,7 @@ func (a *attempt) outcome(err error) Outcome {
 	}
 	o := Outcome{Stage: StageBody, Attempt: a.number, Reused: a.reused(), Err: err, Wait: time.Since(a.began)}
 	o.Total = o.Wait
-	o.SentBytes, o.ReceivedBytes = a.moved()
+	o.SentBytes, o.ReceivedBytes = a.counted()
 	if err == nil {
 		return o
 	}
@@ -41,7 +41,7 @@ func (a *attempt) neverLeft(err error, sent int64) bool {
 	case a.backend.conns.handler != nil:
 		return errors.Is(err, ErrNoBackend) // a Pool that could not reach anybody
 	case a.pooled == nil:
-		return sent == 0
+		return a.trip.neverLeft()
 	}
 	return a.backend.conns.owned && !a.pooled.isOpaque() && sent == 0
 }
@@ -53,12 +53,12 @@ func (a *attempt) stage(err error, sentWhole bool) Stage {
 		return StageResponse
 	case a.pooled != nil:
 		return a.pooled.stage(sentWhole)
-	case a.exchange.Stage() == h1.StageConnect:
-		return connectStage(err)
-	case !sentWhole || a.exchange.Stage() == h1.StageSend:
+	}
+	stage := a.trip.stage(err)
+	if stage == StageResponse && !sentWhole {
 		return StageRequest
 	}
-	return StageResponse
+	return stage
 }
 
 // callersCause is why an attempt ended if that was the doing of the pool's closing or

@@ -471,6 +471,13 @@ func (b *attemptBody) conclude() {
 	}
 }
 
+// taken is how much the attempt has read.
+func (b *attemptBody) taken() int64 {
+	b.replay.mu.Lock()
+	defer b.replay.mu.Unlock()
+	return b.off
+}
+
 // sentWhole tells whether the attempt has read the body to its end.
 func (b *attemptBody) sentWhole() bool {
 	b.replay.mu.Lock()

@@ -262,3 +262,7 @@ func (r *rig) stalledPut(body string) {
 		r.t.Fatalf("answer = %v, %v", resp, err)
 	}
 }
+
+func silentLog() *log.Logger { return log.New(io.Discard, "", 0) }
+
+func silentBuffer() *bytes.Buffer { return new(bytes.Buffer) }

@@ -79,6 +79,16 @@ func (r *Request) expects() bool {
 	return r.Body != nil && len(e) > 0 && strings.EqualFold(e[0], "100-continue")
 }
 
+// Check returns what is wrong with the request if it cannot be sent.
+func (r *Request) Check() error {
+	buf := buffers.Get().(*[]byte)
+	head, err := r.appendHead((*buf)[:0])
+	if *buf = head; cap(head) <= mostKept {
+		buffers.Put(buf)
+	}
+	return err
+}
+
 // appendHead appends the head to b, and tells what is wrong with the request: nothing
 // must go out of a head that the server could read in another way.
 func (r *Request) appendHead(b []byte) ([]byte, error) {

@@ -1,0 +1,223 @@
+package h2
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// Exchange is one request and its answer. The zero value is ready for one RoundTrip. Its
+// exported methods may be called concurrently.
+type Exchange struct {
+	connected atomic.Bool
+	reused    atomic.Bool
+	encoded   atomic.Bool // net/http has begun to write the head
+	whole     atomic.Bool // the request is out
+	unseen    atomic.Bool // the server says that it has not looked at the request
+}
+
+// Connected tells whether the exchange got a connection.
+func (x *Exchange) Connected() bool { return x.connected.Load() }
+
+// Reused tells whether the connection had carried another request.
+func (x *Exchange) Reused() bool { return x.reused.Load() }
+
+// Whole tells whether the request was sent to its end.
+func (x *Exchange) Whole() bool { return x.whole.Load() }
+
+// NeverLeft tells of an exchange that failed whether the server has provably not looked
+// at the request: nothing was sent of it, the server has refused the stream (RFC 9113,
+// section 8.7), or it has said that it goes away and which stream was its last (6.8).
+func (x *Exchange) NeverLeft() bool { return !x.encoded.Load() || x.unseen.Load() }
+
+// Options are what an exchange needs beside its request.
+type Options struct {
+	// NoHeaderTimeout waits for the answer's head for as long as it takes.
+	NoHeaderTimeout bool
+	// Trace is told of what happens, but for informational answers; nil: nobody is.
+	Trace *httptrace.ClientTrace
+	// Informational is told of answers before the final one; an error ends the exchange.
+	// It is called on a goroutine of the connection.
+	Informational func(code int, header textproto.MIMEHeader) error
+}
+
+type timeoutError string
+
+func (e timeoutError) Error() string        { return string(e) }
+func (e timeoutError) Timeout() bool        { return true }
+func (e timeoutError) Is(target error) bool { return target == os.ErrDeadlineExceeded }
+
+// ErrHeaderTimeout is the error of an answer whose head did not come in time.
+var ErrHeaderTimeout error = timeoutError("timeout awaiting response headers")
+
+// RoundTrip sends req, whose URL has the scheme to tell the server, and returns the
+// answer. It closes req.Body, unless Config.Dial has found that the server speaks
+// something else: then the error is ErrOther.
+func (p *Pool) RoundTrip(x *Exchange, req *http.Request, o Options) (*http.Response, error) {
+	c, err := p.connect(x, req, o.Trace)
+	if err != nil {
+		if req.Body != nil && !errors.Is(err, ErrOther) {
+			req.Body.Close()
+		}
+		return nil, err
+	}
+	before := c.received.Load()
+	wait := &headWait{}
+	if !o.NoHeaderTimeout {
+		wait.limit = p.cfg.HeaderTimeout
+	}
+	ctx, cancel := context.WithCancelCause(untraced{req.Context()})
+	wait.late = func() {
+		c.doubt(before)
+		cancel(ErrHeaderTimeout)
+	}
+	resp, err := c.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, x.trace(wait, o))))
+	wait.over()
+	if err != nil {
+		x.unseen.Store(refused(err))
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		cancel(err)
+		return nil, err
+	}
+	if resp.Body == http.NoBody {
+		cancel(nil)
+		return resp, nil
+	}
+	resp.Body = &body{ReadCloser: resp.Body, cancel: cancel}
+	return resp, nil
+}
+
+// untraced hides the client trace of a context: o.Trace is called by this package, and
+// would be a second time.
+type untraced struct{ context.Context }
+
+func (c untraced) Value(key any) any {
+	v := c.Context.Value(key)
+	if _, ok := v.(*httptrace.ClientTrace); ok {
+		return (*httptrace.ClientTrace)(nil)
+	}
+	return v
+}
+
+// body is an answer's. Its end lets go of the request's context.
+type body struct {
+	io.ReadCloser
+	cancel context.CancelCauseFunc
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		b.cancel(nil)
+	}
+	return n, err
+}
+
+func (b *body) Close() error {
+	defer b.cancel(nil)
+	return b.ReadCloser.Close()
+}
+
+// connect gets a connection.
+func (p *Pool) connect(x *Exchange, req *http.Request, t *httptrace.ClientTrace) (*conn, error) {
+	if t != nil && t.GetConn != nil {
+		t.GetConn(req.URL.Host)
+	}
+	c, err := p.get(req.Context())
+	if err != nil {
+		return nil, err
+	}
+	x.connected.Store(true)
+	reused := c.used.Swap(true)
+	x.reused.Store(reused)
+	if t != nil && t.GotConn != nil {
+		t.GotConn(httptrace.GotConnInfo{Conn: c.Conn, Reused: reused})
+	}
+	return c, nil
+}
+
+// headWait is the wait for the head of an answer, which begins when the request is out.
+type headWait struct {
+	limit time.Duration // zero: none
+	late  func()
+	timer atomic.Pointer[time.Timer]
+	ended atomic.Bool
+}
+
+func (w *headWait) begin() {
+	if w.limit <= 0 || w.ended.Load() {
+		return
+	}
+	t := time.AfterFunc(w.limit, w.late)
+	if w.timer.Store(t); w.ended.Load() {
+		t.Stop()
+	}
+}
+
+func (w *headWait) over() {
+	w.ended.Store(true)
+	if t := w.timer.Load(); t != nil {
+		t.Stop()
+	}
+}
+
+// trace returns what notes how far the exchange has come, and tells others of it.
+func (x *Exchange) trace(wait *headWait, o Options) *httptrace.ClientTrace {
+	var t httptrace.ClientTrace
+	if o.Trace != nil {
+		t = *o.Trace
+	}
+	t.Got1xxResponse = o.Informational
+	field, wrote := t.WroteHeaderField, t.WroteRequest
+	t.WroteHeaderField = func(name string, values []string) {
+		x.encoded.Store(true)
+		if field != nil {
+			field(name, values)
+		}
+	}
+	t.WroteRequest = func(info httptrace.WroteRequestInfo) {
+		if info.Err == nil {
+			x.whole.Store(true)
+			wait.begin()
+		}
+		if wrote != nil {
+			wrote(info)
+		}
+	}
+	return &t
+}
+
+// streamError has the shape of net/http's, which is not exported; its As copies into
+// any that has.
+type streamError struct {
+	StreamID uint32
+	Code     uint32
+	Cause    error
+}
+
+func (streamError) Error() string { return "stream error" }
+
+const refusedStream = 7 // RFC 9113, section 7
+
+// goneAway is what net/http's error says if the server has gone away without having
+// looked at the stream. It has neither a type nor a name, so that this is the one place
+// where a text is compared; a test tells if it changes.
+const goneAway = "http2: Transport received Server's graceful shutdown GOAWAY"
+
+// refused tells whether err is the server's word that it has not looked at the request.
+func refused(err error) bool {
+	var stream streamError
+	if errors.As(err, &stream) {
+		return stream.Code == refusedStream
+	}
+	return strings.Contains(err.Error(), goneAway)
+}
