@@ -63,9 +63,9 @@ type Pool struct {
 
 // dialing is a dial that everybody waits for who finds no stream.
 type dialing struct {
-	done    chan struct{}
-	err     error // once done is closed
-	cancel  context.CancelFunc
+	done   chan struct{}
+	err    error // once done is closed
+	cancel context.CancelFunc
 	// The following is guarded by Pool.mu.
 	waiting   int  // for it
 	abandoned bool // nobody was, so that it was given up
