@@ -1,6 +1,7 @@
 package lb_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -149,8 +150,7 @@ func TestProtocolsOfBackends(t *testing.T) {
 		startProto(t, n, "a.test:443", "1 2", certificates, echoUpgrade)
 		startProto(t, n, "a.test:80", "2", nil, echoUpgrade)
 		for target, want := range map[string]int{"https://a.test": 101, "h2c://a.test": 400} {
-			r := &rig{t: t, net: n, errorLog: nil}
-			r.errorLog = silentBuffer()
+			r := &rig{t: t, net: n, own: true, errorLog: new(bytes.Buffer)}
 			var config *tls.Config
 			if want == 101 {
 				config = &tls.Config{RootCAs: trust, ServerName: "example.com"}
@@ -228,7 +228,7 @@ func TestStreamsOfOneClientAreSpread(t *testing.T) {
 		for i := range 3 {
 			servers = append(servers, startProto(t, n, fmt.Sprintf("s%d.test:80", i), "2", nil, func(w http.ResponseWriter, _ *http.Request) { time.Sleep(time.Second) }))
 		}
-		r := &rig{t: t, net: n, errorLog: silentBuffer()}
+		r := &rig{t: t, net: n, own: true, errorLog: new(bytes.Buffer)}
 		r.start(lb.Targets("h2c://s0.test", "h2c://s1.test", "h2c://s2.test"))
 		r.speakHTTP2()
 		var wg sync.WaitGroup

@@ -31,6 +31,7 @@ type rig struct {
 	pool     *lb.Pool
 	server   *http.Server
 	client   *http.Client
+	own      bool          // over connections of the pool's own, also with -pooled
 	errorLog *bytes.Buffer // of the server in front of the pool; read it after close
 }
 
@@ -75,7 +76,11 @@ func over(network *lbtest.Network) lb.Option {
 
 func (r *rig) start(targets []lb.Target, opts ...lb.Option) {
 	r.t.Helper()
-	opts = append([]lb.Option{over(r.net)}, opts...)
+	way := over(r.net)
+	if r.own {
+		way = lb.WithDialer(r.net.DialContext)
+	}
+	opts = append([]lb.Option{way}, opts...)
 	pool, err := lb.New(targets, opts...)
 	if err != nil {
 		r.t.Fatal(err)
@@ -264,5 +269,3 @@ func (r *rig) stalledPut(body string) {
 }
 
 func silentLog() *log.Logger { return log.New(io.Discard, "", 0) }
-
-func silentBuffer() *bytes.Buffer { return new(bytes.Buffer) }
