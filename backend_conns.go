@@ -14,6 +14,38 @@ import (
 	"time"
 )
 
+// Connections says how long the pool's own connections to a backend are kept between
+// requests. The zero value means the defaults. It has no effect on WithTransport and
+// Target.Transport.
+//
+// A backend's own limit counts too: what it says in Keep-Alive, and what the ages show at
+// which its idle connections end. A connection that the backend has left is not used.
+type Connections struct {
+	// MaxIdle is how many connections to a backend may be idle for longer than a second;
+	// those of HTTP/2 do not count. Zero means DefaultMaxIdleConns; below zero is an
+	// error.
+	MaxIdle int
+	// IdleTimeout is how long an idle connection is kept. Zero means
+	// DefaultIdleConnTimeout; a negative value keeps it for as long as the backend does.
+	IdleTimeout time.Duration
+	// MaxAge is how old a connection may be to get another request, less up to a tenth
+	// of that, so that not all end at once. Set it where a target's host is a name whose
+	// addresses change: a name is looked up when a connection is opened. Zero, the
+	// default, means no limit; a negative value is an error.
+	MaxAge time.Duration
+}
+
+func (n *Connections) fill(c *config) {
+	if n.MaxIdle < 0 {
+		c.faultf("Connections.MaxIdle is %d: want 1 or more, or 0 for %d", n.MaxIdle, DefaultMaxIdleConns)
+	}
+	if n.MaxAge < 0 {
+		c.faultf("Connections.MaxAge is %v: want more than zero, or 0 for no limit", n.MaxAge)
+	}
+	n.MaxIdle = or(n.MaxIdle, DefaultMaxIdleConns)
+	n.IdleTimeout = timeoutOr(n.IdleTimeout, DefaultIdleConnTimeout)
+}
+
 // conns is how one backend is reached: over connections of our own, a transport of its
 // own whose connections are counted, or whatever the user has given. One transport per
 // backend, because CloseIdleConnections of a shared one would close everybody's.

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -201,5 +202,64 @@ func TestUnixSockets(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("New = %v\nwant in it: %s", err, want)
 		}
+	}
+}
+
+// Connections that reach their age are given up under whatever load, so that a name whose
+// addresses change is followed (golang/go#23427, golang/go#43905, traefik/traefik#5675).
+func TestConnectionsAgeUnderLoad(t *testing.T) {
+	for _, protocols := range []string{"1", "2"} {
+		bubble(t, "HTTP/"+protocols, func(t *testing.T) {
+			n := lbtest.NewNetwork()
+			servers := map[string]*protoServer{}
+			for _, addr := range []string{"a.test:80", "b.test:80", "c.test:80"} {
+				servers[addr] = startProto(t, n, addr, protocols, nil, func(http.ResponseWriter, *http.Request) { time.Sleep(50 * time.Millisecond) })
+			}
+			var now atomic.Pointer[[]string] // the addresses of the name
+			var dials atomic.Int64
+			resolve := func(addrs ...string) { now.Store(&addrs) }
+			pool := newPool(t, lb.Targets(map[string]string{"1": "http", "2": "h2c"}[protocols]+"://db.test"), lb.WithConnections(lb.Connections{MaxAge: time.Second}),
+				lb.WithDialer(func(ctx context.Context, network, _ string) (net.Conn, error) {
+					addrs := *now.Load()
+					return n.DialContext(ctx, network, addrs[int(dials.Add(1))%len(addrs)])
+				}))
+			defer pool.Close()
+			stop := make(chan struct{})
+			var wg sync.WaitGroup
+			asked := func(addr string, d time.Duration) int64 {
+				before := servers[addr].asked.Load()
+				time.Sleep(d)
+				return servers[addr].asked.Load() - before
+			}
+			resolve("a.test:80")
+			for range 8 {
+				wg.Go(func() {
+					for {
+						select {
+						case <-stop:
+							return
+						default:
+							post(t, pool, "")
+						}
+					}
+				})
+			}
+			time.Sleep(3 * time.Second)
+			resolve("b.test:80")
+			time.Sleep(time.Second + 60*time.Millisecond)
+			if got := asked("a.test:80", 2*time.Second); got != 0 {
+				t.Errorf("a still got %d requests", got)
+			}
+			resolve("b.test:80", "c.test:80")
+			time.Sleep(2 * time.Second)
+			if got, all := asked("c.test:80", 4*time.Second), int64(8*80); got < all/5 || got > all*4/5 {
+				t.Errorf("c got %d of about %d requests, want about half", got, all)
+			}
+			close(stop)
+			wg.Wait()
+			if s := pool.Stats().Backends[0]; s.Connections.ClosedIdle == 0 || s.Failures != 0 {
+				t.Errorf("connections = %+v, failures = %d", *s.Connections, s.Failures)
+			}
+		})
 	}
 }

@@ -88,7 +88,7 @@ func (c *conns) newWay(cfg *config, work *gate, dial dialFunc, e endpoint, tlsCo
 				return open(ctx, count, "http/1.1")
 			},
 			Go: run, Opened: c.all.add, Closed: c.all.remove,
-			MaxIdle: DefaultMaxIdleConns, IdleTimeout: DefaultIdleConnTimeout,
+			MaxIdle: cfg.connections.MaxIdle, IdleTimeout: cfg.connections.IdleTimeout, MaxAge: cfg.connections.MaxAge,
 			HeaderTimeout: cfg.timeouts.ResponseHeader, ContinueTimeout: DefaultExpectContinueTimeout,
 			MaxHeaderBytes: DefaultMaxHeaderBytes,
 		})
@@ -97,7 +97,7 @@ func (c *conns) newWay(cfg *config, work *gate, dial dialFunc, e endpoint, tlsCo
 		w.second = h2.New(h2.Config{
 			Dial: func(ctx context.Context) (net.Conn, error) { return openSecond(ctx, open, e.scheme, protocols) },
 			Go:   run, Opened: c.all.add, Closed: c.all.remove,
-			IdleTimeout: DefaultIdleConnTimeout, SettingsTimeout: or(cfg.timeouts.TLSHandshake, settingsTimeout),
+			IdleTimeout: cfg.connections.IdleTimeout, MaxAge: cfg.connections.MaxAge, SettingsTimeout: or(cfg.timeouts.TLSHandshake, settingsTimeout),
 			HeaderTimeout: cfg.timeouts.ResponseHeader, ContinueTimeout: DefaultExpectContinueTimeout,
 			MaxHeaderBytes: DefaultMaxHeaderBytes, PingAfter: pingAfter, PingTimeout: pingTimeout,
 		})
@@ -259,6 +259,29 @@ func (w *way) closeIdle() {
 	if w.second != nil {
 		w.second.CloseIdle()
 	}
+}
+
+// stats counts the connections.
+func (w *way) stats() ConnectionStats {
+	var s ConnectionStats
+	if w.first != nil {
+		first := w.first.Stats()
+		s = ConnectionStats{
+			Open: first.Open, Idle: first.Idle, Opened: first.Opened,
+			ClosedIdle: first.Closed[h1.ReasonIdle], ClosedByBackend: first.Closed[h1.ReasonLeft], ClosedFailed: first.Closed[h1.ReasonFailed],
+			ClosedOther: first.Closed[h1.ReasonAnswer] + first.Closed[h1.ReasonAsked],
+		}
+	}
+	if w.second != nil {
+		second := w.second.Stats()
+		s.Open += second.Open
+		s.Idle += second.Idle
+		s.Opened += second.Opened
+		s.ClosedIdle += second.Idled
+		s.ClosedFailed += second.Failed
+		s.ClosedOther += second.Closed - second.Idled - second.Failed
+	}
+	return s
 }
 
 // moved is how many bytes were sent and received, zero over HTTP/2, whose connections

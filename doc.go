@@ -82,8 +82,8 @@
 //	Timeouts.ResponseHeader         DefaultResponseHeaderTimeout  60s
 //	wait for 100 Continue           DefaultExpectContinueTimeout  1s
 //	header of an answer             DefaultMaxHeaderBytes         1 MiB
-//	idle connections per backend    DefaultMaxIdleConns           256
-//	idle time of a connection       DefaultIdleConnTimeout        30s
+//	Connections.MaxIdle             DefaultMaxIdleConns           256
+//	Connections.IdleTimeout         DefaultIdleConnTimeout        30s
 //	Upgrades.CloseSpread            DefaultCloseSpread            10s
 //	RetryPolicy.Attempts            DefaultAttempts               3
 //	dials that do not count         DefaultMaxFailedDials         10

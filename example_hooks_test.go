@@ -162,3 +162,24 @@ func ExampleWithForwarded() {
 	fmt.Println(w.Body, w.Header().Get("Via"))
 	// Output: / for=192.0.2.1;host=shop.test;proto=http 1.1 edge
 }
+
+// A server that speaks HTTP/2 without TLS, as those of gRPC inside of a cluster do.
+func ExampleTarget_h2c() {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	protocols := new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{Protocols: protocols, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.Proto) })}
+	go server.Serve(ln)
+	defer server.Close()
+
+	pool, err := lb.New(lb.Targets("h2c://" + ln.Addr().String()))
+	if err != nil {
+		panic(err)
+	}
+	defer pool.Close()
+	fmt.Println(askPool(pool))
+	// Output: 200 HTTP/2.0
+}

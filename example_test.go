@@ -211,7 +211,7 @@ func ExamplePool_Stats() {
 	}
 	// Output:
 	// shop round-robin 1 0
-	// failures in_flight name received_bytes requests retries sent_bytes since state url usable weight
+	// connections failures in_flight name received_bytes requests retries sent_bytes since state url usable weight
 }
 
 // Shutdown lets requests end before it closes the pool.
@@ -369,6 +369,23 @@ func ExampleWithDialer() {
 	defer pool.Close()
 	fmt.Println(askPool(pool))
 	// Output: 200 over a socket
+}
+
+// Connections are kept for a minute and get no request any more when they are ten minutes
+// old, so that a name that leads elsewhere then is followed.
+func ExampleWithConnections() {
+	targets, stop := serveNames("a")
+	defer stop()
+	pool, err := lb.New(targets, lb.WithConnections(lb.Connections{IdleTimeout: time.Minute, MaxAge: 10 * time.Minute}))
+	if err != nil {
+		panic(err)
+	}
+	defer pool.Close()
+	askPool(pool)
+	askPool(pool)
+	conns := pool.Stats().Backends[0].Connections
+	fmt.Println(conns.Opened, conns.Open, conns.Idle)
+	// Output: 1 1 1
 }
 
 // Any strategy goes with all else that the pool does.

@@ -71,8 +71,28 @@ type BackendStats struct {
 	ReceivedBytes int64 `json:"received_bytes"`
 	// LastError is the text of the last failure; it may name addresses.
 	LastError string `json:"last_error,omitempty"`
+	// Connections counts the pool's own connections to the backend, those of probes
+	// aside; nil with a Handler or a transport of the user's.
+	Connections *ConnectionStats `json:"connections,omitempty"`
 	// Probe is what active checks have found; nil without any yet.
 	Probe *ProbeStats `json:"probe,omitempty"`
+}
+
+// ConnectionStats counts connections to one backend: Open and Idle as they are now, the
+// others since the backend joined.
+type ConnectionStats struct {
+	Open   int64 `json:"open"`
+	Idle   int64 `json:"idle"`
+	Opened int64 `json:"opened"`
+	// ClosedIdle counts those that were idle for too long, too many or too old.
+	ClosedIdle int64 `json:"closed_idle"`
+	// ClosedByBackend counts those that the backend left while they were idle.
+	ClosedByBackend int64 `json:"closed_by_backend"`
+	// ClosedFailed counts those that broke, or whose exchange was given up.
+	ClosedFailed int64 `json:"closed_failed"`
+	// ClosedOther counts those that ended as planned: as request or answer said, with the
+	// backend or the pool, or with an upgrade.
+	ClosedOther int64 `json:"closed_other"`
 }
 
 // ProbeStats is what is known of the probes of one backend. Probes count neither as
@@ -166,6 +186,10 @@ func (b *Backend) stats() BackendStats {
 	}
 	if text := b.lastErr.Load(); text != nil {
 		s.LastError = *text
+	}
+	if b.conns != nil && b.conns.own != nil {
+		conns := b.conns.own.stats()
+		s.Connections = &conns
 	}
 	if probe := b.checks.latest.Load(); probe != nil {
 		copied := *probe

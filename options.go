@@ -96,6 +96,7 @@ type config struct {
 	timeouts     Timeouts
 	transport    http.RoundTripper // nil: connections of our own
 	dialer       dialFunc
+	connections  Connections
 	upgrades     Upgrades
 	trust        trust
 	keepLocation bool
@@ -136,6 +137,7 @@ func newConfig(opts []Option) (*config, error) {
 	c.retry.fill(c)
 	c.timeouts.fill(c)
 	c.upgrades.fill(c)
+	c.connections.fill(c)
 	return c, errors.Join(c.faults...)
 }
 
@@ -277,6 +279,12 @@ func WithDialer(dial func(ctx context.Context, network, addr string) (net.Conn, 
 		}
 		c.dialer = dial
 	})
+}
+
+// WithConnections sets how long connections to backends are kept. Without it the defaults
+// of Connections hold.
+func WithConnections(conns Connections) Option {
+	return optionFunc(func(c *config) { c.connections = conns })
 }
 
 // WithTrustedProxies sets whom the pool believes about the way that a request has

@@ -15,6 +15,7 @@ type conn struct {
 	*http.ClientConn
 	pool      *Pool
 	born      time.Time
+	retire    time.Duration // after that it gets no new stream; zero: never
 	idleSince time.Time // guarded by pool.mu; zero while it has a stream, or nobody has looked
 
 	received atomic.Int64
@@ -77,7 +78,7 @@ func (c *conn) ConnectionState() tls.ConnectionState {
 }
 
 func (c *conn) tooOld(now time.Time) bool {
-	return c.pool.cfg.MaxAge > 0 && now.Sub(c.born) >= c.pool.cfg.MaxAge
+	return c.retire > 0 && now.Sub(c.born) >= c.retire
 }
 
 // usable tells whether c may get another stream, if it has one.

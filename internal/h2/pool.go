@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"sync"
@@ -281,6 +282,9 @@ func (p *Pool) Adopt(ctx context.Context, nc net.Conn) error {
 // many streams there are.
 func (p *Pool) adopt(ctx context.Context, nc net.Conn) (*conn, error) {
 	c := &conn{Conn: nc, pool: p, born: time.Now(), spoken: make(chan struct{})}
+	if age := p.cfg.MaxAge; age > 0 {
+		c.retire = age - rand.N(age/10+1) // or all that were opened together end together
+	}
 	if !p.cfg.Opened(c) {
 		nc.Close()
 		return nil, ErrClosed
