@@ -16,7 +16,7 @@ type conn struct {
 	pool      *Pool
 	born      time.Time
 	retire    time.Duration // after that it gets no new stream; zero: never
-	idleSince time.Time // guarded by pool.mu; zero while it has a stream, or nobody has looked
+	idleSince time.Time     // guarded by pool.mu; zero while it has a stream, or nobody has looked
 
 	received atomic.Int64
 	// mute is what was received when a request had waited in vain for an answer; more
