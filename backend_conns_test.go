@@ -263,3 +263,30 @@ func TestConnectionsAgeUnderLoad(t *testing.T) {
 		})
 	}
 }
+
+// A backend that goes down keeps no idle connections, of either protocol: what comes back
+// may be another process.
+func TestIdleConnectionsEndWithHealth(t *testing.T) {
+	for _, scheme := range []string{"http", "h2c"} {
+		bubble(t, scheme, func(t *testing.T) {
+			n := lbtest.NewNetwork()
+			var ill atomic.Bool
+			startProto(t, n, "a.test:80", map[string]string{"http": "1", "h2c": "2"}[scheme], nil, func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == probePath && ill.Load() {
+					w.WriteHeader(500)
+				}
+			})
+			pool := newPool(t, lb.Targets(scheme+"://a.test"), lb.WithDialer(n.DialContext), lb.WithHealthCheck(everySecond()))
+			defer pool.Close()
+			post(t, pool, "")
+			if got := pool.Stats().Backends[0].Connections.Open; got != 1 {
+				t.Fatalf("%d connections are open, want 1", got)
+			}
+			ill.Store(true)
+			advance(10 * time.Second)
+			if s := pool.Stats().Backends[0]; s.State != "unhealthy" || s.Connections.Open != 0 {
+				t.Errorf("%s, with %d connections open; want unhealthy without", s.State, s.Connections.Open)
+			}
+		})
+	}
+}

@@ -436,3 +436,14 @@ func TestProofOverHTTP2(t *testing.T) {
 		}
 	}
 }
+
+// HTTP/2 over a transport would send requests twice by itself: it is refused, with the
+// way that there is.
+func TestTransportForHTTP2IsRefused(t *testing.T) {
+	protocols := new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	_, err := lb.New(lb.Targets("http://a.test"), lb.WithTransport(&http.Transport{Protocols: protocols}))
+	if err == nil || !strings.Contains(err.Error(), "{UnencryptedHTTP2}") || !strings.Contains(err.Error(), "h2c targets") {
+		t.Errorf("New = %v", err)
+	}
+}

@@ -182,10 +182,14 @@ func (s *backendSet) watchStateLocked(b *Backend, was, is State) {
 // setStandingLocked changes how b stands and notes the change for the log.
 func (s *backendSet) setStandingLocked(b *Backend, now standing, reason string) {
 	was, is := b.Status(), now.status()
-	if b.standing.Load().part() != now.part() {
+	before := b.standing.Load().part()
+	if before != now.part() {
 		s.changes++
 	}
 	b.standing.Store(&now)
+	if down := now.part(); down != before && (down == partEjected || down == partUnhealthy) {
+		s.dropIdleLocked(b)
+	}
 	if was.String() == is.String() && was.State == is.State {
 		return // a change of health behind draining or disabled: of no effect yet
 	}
@@ -207,6 +211,17 @@ func (s *backendSet) setStandingLocked(b *Backend, now standing, reason string) 
 		}
 	}
 	s.noteLocked(level, "backend state changed", attrs...)
+}
+
+// dropIdleLocked closes the idle connections of a backend that went down: when it is back
+// they are of a process that may be gone. Closing may take a while over TLS.
+func (s *backendSet) dropIdleLocked(b *Backend) {
+	if b.conns != nil && s.work.enter() {
+		go func() {
+			defer s.work.leave()
+			b.conns.closeIdle()
+		}()
+	}
 }
 
 // noteLocked queues an event for the log.

@@ -261,6 +261,10 @@ func WithTransport(rt http.RoundTripper) Option {
 			c.faultf("WithTransport: the RoundTripper is nil: leave the option out for the default")
 			return
 		}
+		if t, ok := rt.(*http.Transport); ok && t.Protocols != nil && !t.Protocols.HTTP1() {
+			c.faultf("WithTransport: the Transport's Protocols (%v) lack HTTP/1.1, which is what the pool speaks over it: for HTTP/2 leave WithTransport out, with https or h2c targets", t.Protocols)
+			return
+		}
 		c.transport = rt
 	})
 }
