@@ -118,12 +118,14 @@ type Outcome struct {
 	Attempt int
 	// Reused tells that the connection had carried a request before.
 	Reused bool
-	// NeverLeft tells that provably no byte of the request reached the backend:
-	// there was no connection, or it carried none. False proves nothing.
+	// NeverLeft tells that provably the backend has not looked at the request: there
+	// was no connection, it carried no byte, or over HTTP/2 the backend has said so
+	// (RFC 9113, section 8.7). False proves nothing.
 	NeverLeft bool
 	// SentBytes and ReceivedBytes count what this attempt moved on its
 	// connection, TLS records included; where the connection is not the pool's
-	// own, SentBytes is 0 and ReceivedBytes the length of the answer's body.
+	// own, SentBytes is 0 and ReceivedBytes the length of the answer's body. Over
+	// HTTP/2, where requests share a connection, they count the two bodies.
 	SentBytes, ReceivedBytes int64
 	// Wait is the time from the attempt's begin to the answer's headers, or to
 	// its failure; Total the time to its end.
