@@ -209,6 +209,9 @@ func asWanted(in *http.Request, theirs heard) heard {
 	// They send the first of these alone, and none that is empty.
 	if !*pooled {
 		for _, v := range in.Header["User-Agent"] {
+			if v == "" {
+				continue
+			}
 			want.lines = append(want.lines, "User-Agent: "+v)
 		}
 	}

@@ -99,6 +99,8 @@ func (x *Exchange) startUpload(c *conn) error {
 // writeError is an error of the connection, not of the body.
 type writeError struct{ error }
 
+func (e writeError) Unwrap() error { return e.error }
+
 // lateAnswer is how long an answer may still take once the rest of its request could not
 // be sent: a server that refuses an upload says why before it closes.
 const lateAnswer = time.Second

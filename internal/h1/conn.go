@@ -34,7 +34,11 @@ type conn struct {
 type wire struct {
 	net.Conn
 	sent, received atomic.Int64
-	secret         bool // what is written are records of TLS, not all of which carry a request
+	// secret tells that what is written are records of TLS, not all of which carry a
+	// request. Once one has (begun), those after it are counted too: the end of a body can
+	// be shorter than an alert.
+	secret bool
+	begun  atomic.Bool
 }
 
 func (w *wire) Read(p []byte) (int, error) {
@@ -45,8 +49,9 @@ func (w *wire) Read(p []byte) (int, error) {
 
 func (w *wire) Write(p []byte) (int, error) {
 	n, err := w.Conn.Write(p)
-	if !w.secret || CarriesRequest(p) {
+	if !w.secret || w.begun.Load() || CarriesRequest(p) {
 		w.sent.Add(int64(n))
+		w.begun.Store(true)
 	}
 	return n, err
 }
@@ -142,7 +147,7 @@ func (c *conn) watch() bool {
 		}
 		c.left.Store(true)
 		close(c.watched)
-		if c.pool.remove(c) {
+		if c.pool.remove(c) && !c.closed.Load() {
 			c.pool.found(c, time.Now())
 		}
 	})
@@ -150,14 +155,21 @@ func (c *conn) watch() bool {
 
 // alive tells whether a connection that was idle can be used. It ends the watching.
 func (c *conn) alive() bool {
-	if c.look != nil {
-		return c.look()
-	}
-	if c.SetReadDeadline(past) != nil {
+	switch {
+	case c.closed.Load():
 		return false
+	case c.look != nil && !c.wire.secret:
+		return c.look()
+	case c.SetReadDeadline(past) != nil:
+		return false
+	case c.look == nil:
+		<-c.watched
+		return !c.left.Load() && c.SetReadDeadline(time.Time{}) == nil
 	}
-	<-c.watched
-	return !c.left.Load() && c.SetReadDeadline(time.Time{}) == nil
+	// What TLS has read of the socket already is not there to be seen.
+	var b [1]byte
+	n, err := c.Conn.Read(b[:])
+	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && c.SetReadDeadline(time.Time{}) == nil && c.look()
 }
 
 // peerThere tells, of an idle connection, whether its peer is there and quiet.

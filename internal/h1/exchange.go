@@ -28,7 +28,8 @@ const (
 )
 
 var (
-	// ErrRequest wraps what is wrong with a request that cannot be sent.
+	// ErrRequest wraps what is wrong with a request that cannot be sent. Nothing of it was,
+	// unless it is its trailer that is wrong.
 	ErrRequest = errors.New("request cannot be sent")
 	// ErrAnswer wraps what is wrong with an answer.
 	ErrAnswer = errors.New("malformed answer")
@@ -126,7 +127,7 @@ func (x *Exchange) Stage() Stage {
 // RoundTrip sends req and returns the answer, whose Request is in. It does not look at
 // anything else of in but its method.
 //
-// An error wraps ErrRequest if nothing was tried, ErrAnswer if the server is to blame
+// An error wraps ErrRequest if the request cannot be sent, ErrAnswer if the server is to blame
 // for what it said, the error of Config.Dial, that of reading Body, context.Cause of
 // ctx, or what went wrong with the connection.
 func (p *Pool) RoundTrip(ctx context.Context, x *Exchange, req *Request, events Events, in *http.Request) (*http.Response, error) {
@@ -167,6 +168,9 @@ func (x *Exchange) send() (c *conn, streams bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
+	if x.ctx.Err() != nil {
+		return nil, false, context.Cause(x.ctx)
+	}
 	// Nothing of a body is read before there is a connection that wants it.
 	if c, err = x.connect(); err != nil {
 		return nil, false, err
@@ -187,6 +191,7 @@ func (x *Exchange) send() (c *conn, streams bool, err error) {
 	_, err = c.Write(head)
 	req.traced(err)
 	if err != nil {
+		req.wrote(err)
 		return nil, false, fmt.Errorf("sending the request: %w", err)
 	}
 	return c, streams, nil
@@ -206,6 +211,7 @@ func (x *Exchange) connect() (*conn, error) {
 	x.got, x.reused = c.wire, c.used
 	x.sent, x.recv = c.wire.sent.Load(), c.wire.received.Load()
 	x.mu.Unlock()
+	c.wire.begun.Store(false)
 	x.conn.Store(c)
 	if x.ctx.Done() != nil {
 		x.stop = context.AfterFunc(x.ctx, func() {
@@ -285,18 +291,20 @@ func (x *Exchange) readHead(c *conn, waits bool, in *http.Request) (resp *http.R
 			return nil, x.headError(c, err)
 		}
 		if resp, err = http.ReadResponse(x.br, in); err != nil {
-			return nil, x.headError(c, err)
+			return nil, fmt.Errorf("%w: %w", ErrAnswer, err) // the head is there as a whole
 		}
 		switch code := resp.StatusCode; {
 		case code == http.StatusSwitchingProtocols || code >= 200:
 			return resp, nil
-		case code == http.StatusContinue && waits:
-			waits = false
+		case code == http.StatusContinue:
 			if t != nil && t.Got100Continue != nil {
 				t.Got100Continue()
 			}
-			if err := x.startUpload(c); err != nil {
-				return nil, err
+			if waits {
+				waits = false
+				if err := x.startUpload(c); err != nil {
+					return nil, err
+				}
 			}
 		}
 		if err := x.events.Informational(resp.StatusCode, textproto.MIMEHeader(resp.Header)); err != nil {
@@ -305,22 +313,19 @@ func (x *Exchange) readHead(c *conn, waits bool, in *http.Request) (resp *http.R
 	}
 }
 
-// speaks waits for the server to say something, or to leave, and tells whether it does
-// in time.
+// speaks waits for the server to say the whole of a head, or to leave, and tells whether
+// it does in time.
 func (x *Exchange) speaks(c *conn, until time.Time) bool {
-	if x.br.Buffered() > 0 {
-		return true
-	}
 	if c.SetReadDeadline(until) != nil {
-		return true
+		return true // as reading will show
 	}
-	_, err := x.br.Peek(1)
+	var err error
+	x.br, err = c.checkHead(x.br)
+	_ = c.SetReadDeadline(time.Time{}) // the same
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		c.readErr = nil
-		_ = c.SetReadDeadline(time.Time{})
 		return false
 	}
-	_ = c.SetReadDeadline(time.Time{})
 	return true
 }
 
@@ -329,8 +334,6 @@ func (x *Exchange) headError(c *conn, err error) error {
 	switch {
 	case errors.Is(err, ErrAnswer):
 		return err
-	case c.readErr == nil:
-		return fmt.Errorf("%w: %w", ErrAnswer, err)
 	case errors.Is(c.readErr, os.ErrDeadlineExceeded):
 		x.mu.Lock()
 		defer x.mu.Unlock()
@@ -353,6 +356,7 @@ func (x *Exchange) begin(c *conn, resp *http.Response) error {
 	}
 	x.mu.Unlock()
 	if !whole && !uploading {
+		x.req.wrote(nil)
 		x.closeBody()
 	}
 	c.room = math.MaxInt64
@@ -423,9 +427,16 @@ func (x *Exchange) giveBack() {
 		c.close(ReasonAnswer)
 		return
 	}
+	idle := false
+	defer func() {
+		if !idle { // the hook has panicked
+			c.close(ReasonFailed)
+		}
+	}()
 	if t := x.req.Trace; t != nil && t.PutIdleConn != nil {
 		t.PutIdleConn(nil)
 	}
+	idle = true
 	x.pool.put(c)
 }
 

@@ -122,6 +122,7 @@ func (p *Pool) get(x *Exchange) (*conn, error) {
 			return p.dial(x)
 		}
 		switch now := time.Now(); {
+		case c.closed.Load(): // by somebody else
 		case p.tooOld(c, now):
 			c.close(ReasonIdle)
 		case !c.alive():
@@ -257,10 +258,12 @@ func (p *Pool) sweep(first *conn, now time.Time) {
 	p.mu.Lock()
 	keep := p.idle[:0]
 	for _, c := range p.idle {
-		if c.peerThere() {
+		switch {
+		case c.closed.Load(): // by somebody else
+		case c.peerThere():
 			keep = append(keep, c)
 			oldest = max(oldest, now.Sub(c.since))
-		} else {
+		default:
 			left = append(left, c)
 			ages = append(ages, now.Sub(c.since))
 		}

@@ -190,6 +190,9 @@ func appendFields(b []byte, h http.Header, head bool) ([]byte, error) {
 			return b, fmt.Errorf("%w: field name %q", ErrRequest, name)
 		}
 		for _, value := range h[name] {
+			if value == "" && name == "User-Agent" {
+				continue // net/http's way to ask for none
+			}
 			if !isValue(value) {
 				return b, fmt.Errorf("%w: value of field %s: %q", ErrRequest, name, value)
 			}
