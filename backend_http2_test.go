@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -445,5 +446,34 @@ func TestTransportForHTTP2IsRefused(t *testing.T) {
 	_, err := lb.New(lb.Targets("http://a.test"), lb.WithTransport(&http.Transport{Protocols: protocols}))
 	if err == nil || !strings.Contains(err.Error(), "{UnencryptedHTTP2}") || !strings.Contains(err.Error(), "h2c targets") {
 		t.Errorf("New = %v", err)
+	}
+}
+
+// A backend that ends a call at the client's own deadline, in whatever way, is not to
+// blame, and the client is told that it was too late.
+func TestBackendThatKeepsTheDeadlineOfGRPC(t *testing.T) {
+	for timeout, late := range map[string]bool{"50m": true, "50000u": true, "50000000n": true, "51m": false, "1S": false, "": false, "0": false, "m": false, "-1m": false, "5x": false} {
+		bubble(t, timeout, func(t *testing.T) {
+			n := lbtest.NewNetwork()
+			rawHTTP2(t, n, "a.test:80", func(stream uint32) []byte {
+				time.Sleep(50 * time.Millisecond)
+				return reset2(8)(stream)
+			})
+			pool := newPool(t, lb.Targets("h2c://a.test"), lb.WithDialer(n.DialContext))
+			defer pool.Close()
+			for range 5 {
+				w := httptest.NewRecorder()
+				r := httptest.NewRequest("POST", "/", strings.NewReader("x"))
+				r.Header.Set("Content-Type", "application/grpc")
+				r.Header.Set("Grpc-Timeout", timeout)
+				pool.ServeHTTP(w, r)
+				if got := w.Header().Get("Grpc-Status"); (got == "4") != late {
+					t.Errorf("grpc-status = %s, want 4: %t", got, late)
+				}
+			}
+			if got := pool.Stats().Backends[0].Failures; (got == 0) != late {
+				t.Errorf("the backend is blamed for %d failures", got)
+			}
+		})
 	}
 }

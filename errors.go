@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Conditions that callers test with errors.Is.
@@ -174,6 +175,20 @@ func replyError(w http.ResponseWriter, r *http.Request, err error) {
 func isGRPC(h http.Header) bool {
 	rest, ok := strings.CutPrefix(h.Get("Content-Type"), "application/grpc")
 	return ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
+}
+
+// grpcDeadlinePassed tells whether a request of gRPC has a deadline, by its Grpc-Timeout
+// field, that has passed after that time: a backend keeps to it by itself, and then ends
+// the call in whatever way.
+func grpcDeadlinePassed(h http.Header, after time.Duration) bool {
+	s := h.Get("Grpc-Timeout")
+	if len(s) < 2 || len(s) > 9 || !isGRPC(h) {
+		return false
+	}
+	units := map[byte]time.Duration{'H': time.Hour, 'M': time.Minute, 'S': time.Second, 'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond}
+	unit, known := units[s[len(s)-1]]
+	n, err := strconv.ParseUint(s[:len(s)-1], 10, 32)
+	return known && err == nil && time.Duration(n) <= after/unit
 }
 
 // replyGRPC answers as a gRPC server does that has nothing but a status to send: in

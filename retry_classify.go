@@ -71,7 +71,7 @@ func (a *attempt) callersCause(bodyFault error) Cause {
 		return CauseClosed
 	case bodyFault != nil && (ctxErr == nil || bodyStatus(bodyFault) != http.StatusBadRequest):
 		return CauseClientBody
-	case errors.Is(ctxErr, context.DeadlineExceeded):
+	case errors.Is(ctxErr, context.DeadlineExceeded), grpcDeadlinePassed(a.call.in.Header, time.Since(a.call.began)):
 		return CauseDeadline
 	case ctxErr != nil:
 		return CauseClientGone
