@@ -46,20 +46,47 @@ type way struct {
 	first  *h1.Pool // HTTP/1.1; nil with h2c
 	second *h2.Pool // HTTP/2; nil with http
 	scheme string
-	// onlyFirst tells that the backend, or Target.TLS, has chosen HTTP/1.1.
-	onlyFirst atomic.Bool
+	fixed  bool // HTTP/1.1 alone, as Target.TLS says
+	// until is when, in nanoseconds, a backend that has chosen HTTP/1.1 is to be asked again.
+	until atomic.Int64
+}
+
+// chosenFor is how long a backend's choice of HTTP/1.1 is believed: it may be updated, or
+// have been another server for a while.
+const chosenFor = 5 * time.Minute
+
+// onlyFirst tells that HTTP/1.1 alone is to be offered.
+func (w *way) onlyFirst() bool { return w.fixed || time.Now().UnixNano() < w.until.Load() }
+
+// choseFirst notes that the backend has chosen HTTP/1.1, or that it is to be asked.
+func (w *way) choseFirst(yes bool) {
+	if yes {
+		w.until.Store(time.Now().Add(chosenFor).UnixNano())
+	} else {
+		w.until.Store(0)
+	}
 }
 
 // hold makes the connections to e our own.
 func (c *conns) hold(e endpoint, cfg *config, work *gate) {
 	c.owned, c.raw = true, true
-	dial := c.bounded(cfg.dialer, cfg.timeouts)
+	dial := cfg.dialer
+	if cfg.ownDialer {
+		dial = abandonable(c.safely(dial))
+	}
+	dial = c.bounded(dial, cfg.timeouts)
 	tlsConfig := clientConfig(e.tls)
 	c.own = c.newWay(cfg, work, dial, e, tlsConfig)
 	if cfg.check == nil {
 		return
 	}
-	c.probeWay = func(to endpoint) *way { return c.newWay(cfg, work, dial, to, tlsConfig) }
+	c.probeWay = func(to endpoint) *way {
+		w := c.newWay(cfg, work, dial, to, tlsConfig)
+		if to == e {
+			w.until.Store(c.own.until.Load()) // or each probe would find it out anew
+		}
+		return w
+	}
 	c.dial = forProbe(c.registered(dial))
 	c.dialTLS = handshaking(c.dial, tlsConfig)
 }
@@ -73,11 +100,16 @@ func (c *conns) newWay(cfg *config, work *gate, dial dialFunc, e endpoint, tlsCo
 		}
 		go func() {
 			defer work.leave()
+			defer func() {
+				if v := recover(); v != nil {
+					c.panics.caught("the dialer, or a request's body", v)
+				}
+			}()
 			f()
 		}()
 		return true
 	}
-	open := opening(dial, cfg.timeouts, e, tlsConfig)
+	open := c.opening(dial, cfg.timeouts, e, tlsConfig)
 	protocols := tlsConfig.NextProtos
 	if len(protocols) == 0 {
 		protocols = []string{"h2", "http/1.1"}
@@ -102,7 +134,7 @@ func (c *conns) newWay(cfg *config, work *gate, dial dialFunc, e endpoint, tlsCo
 			MaxHeaderBytes: DefaultMaxHeaderBytes, PingAfter: pingAfter, PingTimeout: pingTimeout,
 		})
 	}
-	w.onlyFirst.Store(!slices.Contains(protocols, "h2"))
+	w.fixed = !slices.Contains(protocols, "h2")
 	return w
 }
 
@@ -129,7 +161,7 @@ type handshakeError struct{ error }
 func (e handshakeError) Unwrap() error { return e.error }
 
 // opening returns how connections to e are opened.
-func opening(dial dialFunc, limits Timeouts, e endpoint, config *tls.Config) openFunc {
+func (c *conns) opening(dial dialFunc, limits Timeouts, e endpoint, config *tls.Config) openFunc {
 	network, addr := e.network(), e.addr()
 	return func(ctx context.Context, count func(net.Conn) net.Conn, protocols ...string) (net.Conn, error) {
 		nc, err := dial(ctx, network, addr)
@@ -142,13 +174,28 @@ func opening(dial dialFunc, limits Timeouts, e endpoint, config *tls.Config) ope
 		}
 		offer := config.Clone()
 		offer.NextProtos = protocols
-		tc, err := shakeHands(ctx, nc, offer, addr, limits)
+		tc, err := c.shakeHandsSafely(ctx, nc, offer, addr, limits)
 		if err != nil {
 			nc.Close()
 			return nil, handshakeError{err}
 		}
 		return tc, nil
 	}
+}
+
+// shakeHandsSafely is shakeHands for as long as the pool is there, with panics of the
+// callbacks of config made errors.
+func (c *conns) shakeHandsSafely(ctx context.Context, nc net.Conn, config *tls.Config, addr string, limits Timeouts) (tc *tls.Conn, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.all.ctx, cancel)()
+	defer func() {
+		if v := recover(); v != nil {
+			c.panics.caught("a callback of the tls.Config", v)
+			err = fmt.Errorf("callback of the tls.Config panicked: %v", v)
+		}
+	}()
+	return shakeHands(ctx, nc, config, addr, limits)
 }
 
 // openSecond opens a connection for HTTP/2.
@@ -162,6 +209,34 @@ func openSecond(ctx context.Context, open openFunc, scheme string, protocols []s
 		return nil, h2.ErrOther
 	}
 	return nc, nil
+}
+
+// abandonable returns dial, which may be code of the user's that does not heed its
+// context, with an end to the wait for it: what it brings too late is closed.
+func abandonable(dial dialFunc) dialFunc {
+	type dialed struct {
+		nc  net.Conn
+		err error
+	}
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		got := make(chan dialed)
+		go func() {
+			nc, err := dial(ctx, network, addr)
+			select {
+			case got <- dialed{nc, err}:
+			case <-ctx.Done():
+				if err == nil && nc != nil {
+					nc.Close()
+				}
+			}
+		}()
+		select {
+		case d := <-got:
+			return d.nc, d.err
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 }
 
 // connectStage is the stage of an attempt that got no connection because of err.
@@ -193,8 +268,12 @@ func (w *way) roundTrip(t *trip, r, in *http.Request, trace *httptrace.ClientTra
 	fillRequest(&t.out, r)
 	t.out.Trace = trace
 	upgrades := len(r.Header["Upgrade"]) > 0
-	if w.second == nil || w.first != nil && (upgrades || w.onlyFirst.Load()) {
-		return w.first.RoundTrip(r.Context(), &t.first, &t.out, hints, in)
+	if w.second == nil || w.first != nil && (upgrades || w.onlyFirst()) {
+		resp, err := w.first.RoundTrip(r.Context(), &t.first, &t.out, hints, in)
+		if _, ok := errors.AsType[handshakeError](err); ok && w.second != nil && !upgrades {
+			w.choseFirst(false) // it may want the other now
+		}
+		return resp, err
 	}
 	if err := w.checkSecond(t, upgrades); err != nil {
 		if r.Body != nil {
@@ -207,7 +286,7 @@ func (w *way) roundTrip(t *trip, r, in *http.Request, trace *httptrace.ClientTra
 		NoHeaderTimeout: isGRPC(r.Header), Trace: trace, Informational: hints.Informational,
 	})
 	if errors.Is(err, h2.ErrOther) {
-		w.onlyFirst.Store(true)
+		w.choseFirst(true)
 		t.second = nil
 		return w.first.RoundTrip(r.Context(), &t.first, &t.out, hints, in)
 	}
@@ -278,8 +357,9 @@ func (w *way) stats() ConnectionStats {
 		s.Idle += second.Idle
 		s.Opened += second.Opened
 		s.ClosedIdle += second.Idled
+		s.ClosedByBackend += second.Left
 		s.ClosedFailed += second.Failed
-		s.ClosedOther += second.Closed - second.Idled - second.Failed
+		s.ClosedOther += second.Closed - second.Idled - second.Left - second.Failed
 	}
 	return s
 }
@@ -394,7 +474,13 @@ func asciiHost(host string) string {
 
 // probeOwn sends r over a connection of its own to e.
 func (c *conns) probeOwn(e endpoint, r *http.Request) (*http.Response, error) {
-	out := r.WithContext(r.Context())
+	ctx := r.Context()
+	if probe, ok := ctx.Value(probeKey{}).(context.Context); ok {
+		bounded, cancel := context.WithCancel(ctx)
+		context.AfterFunc(probe, cancel) // and no sooner: what is read of the answer needs it
+		ctx = bounded
+	}
+	out := r.WithContext(ctx)
 	out.Close = true
 	w := c.probeWay(e)
 	resp, err := w.roundTrip(new(trip), out, r, httptrace.ContextClientTrace(r.Context()), noEvents{})

@@ -247,7 +247,9 @@ func (p *Pool) Close() error {
 	p.set.work.close()
 	p.set.close()
 	p.conns.close()
-	p.CloseIdleConnections()
+	for _, b := range p.set.current.Load().all {
+		b.conns.retire()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
 	defer cancel()
 	_ = p.set.work.wait(ctx, context.Background()) // waited long enough

@@ -96,6 +96,7 @@ type config struct {
 	timeouts     Timeouts
 	transport    http.RoundTripper // nil: connections of our own
 	dialer       dialFunc
+	ownDialer    bool // dialer is the user's
 	connections  Connections
 	upgrades     Upgrades
 	trust        trust
@@ -269,8 +270,8 @@ func WithTransport(rt http.RoundTripper) Option {
 	})
 }
 
-// WithDialer sets how connections to backends are opened: network is "tcp", addr the
-// target's host and port. It holds for the pool's own connections, and for those of an
+// WithDialer sets how connections to backends are opened: network is "tcp" and addr the
+// target's host and port, or "unix" and the path of the socket. It holds for the pool's own connections, and for those of an
 // *http.Transport of WithTransport that has no dialer of its own. dial is called
 // concurrently; ctx ends when Timeouts.Dial is over, when the request that wants the
 // connection ends, or with the pool. A panic in it fails the attempt. The default is that
@@ -281,7 +282,7 @@ func WithDialer(dial func(ctx context.Context, network, addr string) (net.Conn, 
 			c.faultf("WithDialer: the function is nil: leave the option out for the default")
 			return
 		}
-		c.dialer = dial
+		c.dialer, c.ownDialer = dial, true
 	})
 }
 

@@ -51,7 +51,7 @@ func (c *call) begin(p picked) *attempt {
 	}
 	a.Context, a.call, a.backend, a.number = c.in.Context(), c, p.backend, c.attempts
 	a.began, a.epoch, a.trial = time.Now(), p.epoch, p.trial
-	a.caller = httptrace.ContextClientTrace(a.Context)
+	a.caller = c.pool.set.panics.guardTrace(httptrace.ContextClientTrace(a.Context))
 	if p.backend.conns.own == nil {
 		a.pooled = newPooled(a)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"example.com/lb/internal/h1"
+	"example.com/lb/internal/h2"
 )
 
 // outcome classifies how the attempt stands: err is what the transport returned
@@ -110,7 +111,7 @@ func (a *attempt) cause(err error, stage Stage, moved bool, bodyFault error) Cau
 		return CauseLocal
 	case isTimeout(err):
 		return CauseTimeout
-	case errors.Is(err, errBadAnswer), errors.Is(err, h1.ErrAnswer):
+	case errors.Is(err, errBadAnswer), errors.Is(err, h1.ErrAnswer), errors.Is(err, h2.ErrHeadTooLarge):
 		return CauseProtocol
 	case !a.backend.conns.owned:
 		return CauseUnknown
@@ -120,8 +121,10 @@ func (a *attempt) cause(err error, stage Stage, moved bool, bodyFault error) Cau
 		return CauseTLS
 	case a.pooled != nil:
 		return a.pooled.cause(moved)
-	case errors.Is(err, h1.ErrRequest):
+	case errors.Is(err, h1.ErrRequest), errors.Is(err, h2.ErrRequest):
 		return CauseClientRequest
+	case errors.Is(err, h1.ErrBodyLength):
+		return CauseClientBody
 	}
 	return CauseReset
 }

@@ -154,6 +154,9 @@ func (r *replay) releaseRecordLocked() {
 
 // fillLocked begins a Read of the source, into the record if it has room.
 func (r *replay) fillLocked() {
+	if len(r.spill) > 0 {
+		return // nobody has taken yet what was read before
+	}
 	dst, recording := r.roomLocked()
 	switch {
 	case recording:
@@ -389,7 +392,7 @@ func (r *replay) awaitLocked(d time.Duration) {
 		r.changed.Broadcast()
 	})
 	defer t.Stop()
-	for r.err == nil && !late && !r.finished {
+	for r.err == nil && !late && !r.finished && len(r.spill) == 0 {
 		if !r.reading {
 			if r.fillLocked(); !r.reading {
 				return

@@ -108,6 +108,18 @@ const lateAnswer = time.Second
 // upload sends the body.
 func (x *Exchange) upload(c *conn) {
 	defer close(x.uploaded)
+	panicked := true
+	defer func() {
+		if panicked { // a hook has
+			x.drop(ReasonFailed)
+			x.closeBody()
+		}
+	}()
+	x.uploadAll(c)
+	panicked = false
+}
+
+func (x *Exchange) uploadAll(c *conn) {
 	err := x.copyBody(c)
 	x.closeBody()
 	x.req.wrote(err)

@@ -19,6 +19,7 @@ type conn struct {
 	born     time.Time     // when it was opened
 	retire   time.Duration // after that it takes no new request; zero: never
 	used     bool          // has carried a request
+	untimed  bool          // knows no deadlines: nobody can tell in time whether its peer is there
 
 	since   time.Time     // idle since then
 	watched chan struct{} // closed when the watcher has ended; nil without one
@@ -83,6 +84,7 @@ func (p *Pool) dial(x *Exchange) (*conn, error) {
 	c.Conn = nc
 	c.wire.secret = nc != net.Conn(c.wire)
 	c.look = Looker(c.wire.Conn)
+	c.untimed = nc.SetReadDeadline(time.Time{}) != nil
 	if age := p.cfg.MaxAge; age > 0 {
 		c.retire = age - rand.N(age/10+1) // or all that were opened together end together
 	}
@@ -109,7 +111,7 @@ func (c *conn) close(why Reason) {
 	c.pool.cfg.Closed(c)
 	c.pool.open.Add(-1)
 	c.pool.ended[why].Add(1)
-	if why == ReasonFailed {
+	if why == ReasonFailed || why == ReasonAsked {
 		c.wire.Close() // or TLS would wait to say that this is the end, to a peer that may not listen
 	}
 	c.Conn.Close()

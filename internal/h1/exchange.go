@@ -81,7 +81,8 @@ type Exchange struct {
 	headed     bool       // the answer's head has come
 	halves     int        // of the exchange that are under way: the upload, the answer
 	keep       bool       // the connection can carry another request
-	failed     error      // why the upload ended early
+	failed     error      // why the upload ended early, or nobody waited any longer
+	late       *time.Timer
 }
 
 // Reused tells whether the connection had carried another request before.
@@ -186,7 +187,7 @@ func (x *Exchange) send() (c *conn, streams bool, err error) {
 		}
 	}
 	x.mu.Lock()
-	x.halves, x.keep = 1, !req.wantsClose()
+	x.halves, x.keep = 1, !req.wantsClose() && (!c.untimed || c.look != nil && !c.wire.secret)
 	x.mu.Unlock()
 	_, err = c.Write(head)
 	req.traced(err)
@@ -262,7 +263,22 @@ func (x *Exchange) wholeSent(c *conn) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.whole = true
-	if d := x.pool.cfg.HeaderTimeout; d > 0 && !x.headed && !x.req.NoHeaderTimeout {
+	d := x.pool.cfg.HeaderTimeout
+	switch {
+	case d <= 0 || x.headed || x.req.NoHeaderTimeout:
+	case c.untimed:
+		x.late = time.AfterFunc(d, func() {
+			x.mu.Lock()
+			if !x.headed {
+				x.failed = ErrHeaderTimeout
+			}
+			headed := x.headed
+			x.mu.Unlock()
+			if !headed {
+				x.drop(ReasonFailed)
+			}
+		})
+	default:
 		_ = c.SetReadDeadline(time.Now().Add(d)) // an error is the connection's end, as the Read will tell
 	}
 }
@@ -316,6 +332,9 @@ func (x *Exchange) readHead(c *conn, waits bool, in *http.Request) (resp *http.R
 // speaks waits for the server to say the whole of a head, or to leave, and tells whether
 // it does in time.
 func (x *Exchange) speaks(c *conn, until time.Time) bool {
+	if c.untimed {
+		return false // nobody could wait in time
+	}
 	if c.SetReadDeadline(until) != nil {
 		return true // as reading will show
 	}
@@ -349,6 +368,9 @@ func (x *Exchange) headError(c *conn, err error) error {
 func (x *Exchange) begin(c *conn, resp *http.Response) error {
 	x.mu.Lock()
 	x.headed = true
+	if x.late != nil {
+		x.late.Stop()
+	}
 	_ = c.SetReadDeadline(time.Time{}) // an error is the connection's end, as the Read will tell
 	whole, uploading := x.whole, x.halves == 2
 	if resp.Close || !whole && !uploading { // refused before the body went out

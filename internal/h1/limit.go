@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	// limitSamples is how many idle connections must have been closed by the server at
+	// limitSamples is how often idle connections must have been closed by the server at
 	// like ages before it is believed to have a limit.
 	limitSamples = 3
 	// limitSpread is how much the ages may differ to be like ones.
@@ -25,8 +25,8 @@ const (
 // Keep-Alive and from the ages at which they die. The zero value knows of no limit.
 //
 // A server that restarts closes all its connections at once, whatever their ages: what
-// died counts only if it was older than everything that lives, and if what died together
-// had about one age.
+// died together counts as one, and only if it was older than everything that lives and had
+// about one age.
 type idleLimit struct {
 	said    time.Duration // zero: nothing
 	deaths  [limitSamples]time.Duration
@@ -48,10 +48,8 @@ func (l *idleLimit) died(now time.Time, ages []time.Duration, oldest time.Durati
 	if least < oldest || least < shortestLimit || !alike(least, most) {
 		return
 	}
-	for _, age := range ages {
-		l.deaths[l.n%limitSamples] = age
-		l.n++
-	}
+	l.deaths[l.n%limitSamples] = least // of one moment: they may have had one reason
+	l.n++
 	if l.n < limitSamples {
 		return
 	}

@@ -95,6 +95,9 @@ func (p *Pool) Stats() Stats {
 func (p *Pool) Retire() {
 	p.mu.Lock()
 	p.retired = true
+	if p.tidier != nil {
+		p.tidier.Stop()
+	}
 	p.mu.Unlock()
 	p.CloseIdle()
 }
@@ -114,9 +117,6 @@ func (p *Pool) CloseIdle() {
 // not left it, or a new one.
 func (p *Pool) get(x *Exchange) (*conn, error) {
 	for {
-		if x.req.Fresh {
-			return p.dial(x)
-		}
 		c := p.pop()
 		if c == nil {
 			return p.dial(x)

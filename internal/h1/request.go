@@ -33,8 +33,6 @@ type Request struct {
 	Trailer http.Header
 	// Close asks the server to close the connection.
 	Close bool
-	// Fresh asks for a connection that nobody has used.
-	Fresh bool
 	// NoHeaderTimeout waits for the answer's head for as long as it takes.
 	NoHeaderTimeout bool
 	// Trace is told of what happens, but for informational answers; nil: nobody is.

@@ -191,24 +191,6 @@ func TestAnAnswerBeforeTheUploadIsDoneEndsTheConnection(t *testing.T) {
 	}
 }
 
-func TestAFreshRequestGetsAConnectionOfItsOwn(t *testing.T) {
-	bubble(t, "and leaves it to others", h1.Config{}, always(ok), func(t *testing.T, r *rig) {
-		r.must()
-		var x h1.Exchange
-		req := request(t, "GET", nil)
-		out := outgoing(req)
-		out.Fresh = true
-		resp, err := r.pool.RoundTrip(t.Context(), &x, out, silent{}, req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		io.ReadAll(resp.Body)
-		if x.Reused() || r.dialed() != 2 || r.pool.Stats().Idle != 2 {
-			t.Errorf("Reused() = %v, %d dialed, %+v, want a second connection", x.Reused(), r.dialed(), r.pool.Stats())
-		}
-	})
-}
-
 // TestNothingIsSentTwice is where h1 differs from http.Transport on purpose.
 func TestNothingIsSentTwice(t *testing.T) {
 	serve := func(p *peer) {

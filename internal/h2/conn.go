@@ -2,6 +2,7 @@ package h2
 
 import (
 	"crypto/tls"
+	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -43,6 +44,9 @@ func (c *conn) Read(p []byte) (int, error) {
 		c.received.Add(int64(n))
 		c.heard.Store(true)
 	}
+	if err == io.EOF {
+		c.why.CompareAndSwap(nil, &c.pool.left)
+	}
 	return n, err
 }
 
@@ -52,7 +56,7 @@ func (c *conn) Close() error {
 		return nil
 	}
 	c.spokeOnce.Do(func() { close(c.spoken) })
-	c.pool.cfg.Closed(c)
+	c.pool.cfg.Closed(c.handle())
 	c.pool.open.Add(-1)
 	c.pool.ended.Add(1)
 	if why := c.why.Load(); why != nil {
@@ -69,6 +73,20 @@ func (c *conn) end(count *atomic.Int64) {
 	c.ClientConn.Close()
 }
 
+// handle is c for who may close it from outside, without a word over TLS, which may take
+// long.
+func (c *conn) handle() io.Closer { return handle{c} }
+
+type handle struct{ c *conn }
+
+func (h handle) Close() error {
+	h.c.why.Store(&h.c.pool.asked)
+	if below, ok := h.c.Conn.(interface{ NetConn() net.Conn }); ok {
+		below.NetConn().Close()
+	}
+	return h.c.Close()
+}
+
 // ConnectionState is that of TLS, for Response.TLS.
 func (c *conn) ConnectionState() tls.ConnectionState {
 	if tc, ok := c.Conn.(interface{ ConnectionState() tls.ConnectionState }); ok {
@@ -83,7 +101,7 @@ func (c *conn) tooOld(now time.Time) bool {
 
 // usable tells whether c may get another stream, if it has one.
 func (c *conn) usable(now time.Time) bool {
-	if c.gone.Load() || c.tooOld(now) {
+	if c.gone.Load() || c.tooOld(now) && c.used.Load() {
 		return false
 	}
 	mute := c.mute.Load()

@@ -3,6 +3,7 @@ package h2
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptrace"
@@ -20,6 +21,7 @@ type Exchange struct {
 	reused    atomic.Bool
 	encoded   atomic.Bool // net/http has begun to write the head
 	whole     atomic.Bool // the request is out
+	flooded   atomic.Bool // there were too many informational answers
 	unseen    atomic.Bool // the server says that it has not looked at the request
 }
 
@@ -54,6 +56,13 @@ func (e timeoutError) Error() string        { return string(e) }
 func (e timeoutError) Timeout() bool        { return true }
 func (e timeoutError) Is(target error) bool { return target == os.ErrDeadlineExceeded }
 
+var (
+	// ErrRequest wraps what is wrong with a request that cannot be sent to this server.
+	ErrRequest = errors.New("request cannot be sent")
+	// ErrHeadTooLarge is the error of informational answers without an end.
+	ErrHeadTooLarge = errors.New("malformed answer: its head is too large")
+)
+
 // ErrHeaderTimeout is the error of an answer whose head did not come in time.
 var ErrHeaderTimeout error = timeoutError("timeout awaiting response headers")
 
@@ -68,6 +77,12 @@ func (p *Pool) RoundTrip(x *Exchange, req *http.Request, o Options) (*http.Respo
 		}
 		return nil, err
 	}
+	reserved := true
+	defer func() {
+		if reserved { // something has panicked
+			c.Release()
+		}
+	}()
 	before := c.received.Load()
 	wait := &headWait{}
 	if !o.NoHeaderTimeout {
@@ -78,12 +93,19 @@ func (p *Pool) RoundTrip(x *Exchange, req *http.Request, o Options) (*http.Respo
 		c.doubt(before)
 		cancel(ErrHeaderTimeout)
 	}
-	resp, err := c.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, x.trace(wait, o))))
+	out := req.WithContext(httptrace.WithClientTrace(ctx, x.trace(wait, o, p.cfg.MaxHeaderBytes)))
+	reserved = false
+	resp, err := c.RoundTrip(out)
 	wait.over()
 	if err != nil {
 		x.unseen.Store(refused(err))
-		if cause := context.Cause(ctx); cause != nil {
+		switch cause := context.Cause(ctx); {
+		case cause != nil:
 			err = cause
+		case x.flooded.Load():
+			err = ErrHeadTooLarge
+		case strings.Contains(err.Error(), tooLarge):
+			err = fmt.Errorf("%w: %w", ErrRequest, err)
 		}
 		cancel(err)
 		return nil, err
@@ -171,12 +193,27 @@ func (w *headWait) over() {
 }
 
 // trace returns what notes how far the exchange has come, and tells others of it.
-func (x *Exchange) trace(wait *headWait, o Options) *httptrace.ClientTrace {
+func (x *Exchange) trace(wait *headWait, o Options, most int64) *httptrace.ClientTrace {
 	var t httptrace.ClientTrace
 	if o.Trace != nil {
 		t = *o.Trace
 	}
-	t.Got1xxResponse = o.Informational
+	t.Got1xxResponse = nil
+	if o.Informational != nil {
+		var hinted int64
+		t.Got1xxResponse = func(code int, header textproto.MIMEHeader) error {
+			for name, values := range header {
+				for _, value := range values {
+					hinted += int64(len(name) + len(value))
+				}
+			}
+			if hinted += int64(len(":status") + 3); hinted > most {
+				x.flooded.Store(true)
+				return ErrHeadTooLarge // net/http leaves it to us to find an end
+			}
+			return o.Informational(code, header)
+		}
+	}
 	field, wrote := t.WroteHeaderField, t.WroteRequest
 	t.WroteHeaderField = func(name string, values []string) {
 		x.encoded.Store(true)
@@ -212,6 +249,10 @@ const refusedStream = 7 // RFC 9113, section 7
 // looked at the stream. It has neither a type nor a name, so that this is the one place
 // where a text is compared; a test tells if it changes.
 const goneAway = "http2: Transport received Server's graceful shutdown GOAWAY"
+
+// tooLarge is what it says of a header that is larger than the server wants any to be;
+// what is said of goneAway holds for this, too.
+const tooLarge = "header list larger than peer's advertised limit"
 
 // refused tells whether err is the server's word that it has not looked at the request.
 func refused(err error) bool {

@@ -44,7 +44,9 @@ type Config struct {
 type Stats struct {
 	Open, Idle     int64 // Idle have no stream
 	Opened, Closed int64
-	Idled, Failed  int64 // of those closed: idle for too long or too old; broken
+	// Of those closed: Idled were idle for too long or too old, Left by their server,
+	// Failed broken.
+	Idled, Left, Failed int64
 }
 
 // Pool holds the connections to one server. New makes one; Retire ends it. All
@@ -59,7 +61,7 @@ type Pool struct {
 	tidier  *time.Timer
 	retired bool
 
-	open, opened, ended, idled, failed atomic.Int64
+	open, opened, ended, idled, left, failed, asked atomic.Int64
 }
 
 // dialing is a dial that everybody waits for who finds no stream.
@@ -68,8 +70,9 @@ type dialing struct {
 	err    error // once done is closed
 	cancel context.CancelFunc
 	// The following is guarded by Pool.mu.
-	waiting   int  // for it
-	abandoned bool // nobody was, so that it was given up
+	waiting   int   // for it
+	abandoned bool  // nobody was, so that it was given up
+	opened    *conn // with a stream that is reserved for one who waited; nil once it is taken
 }
 
 // ErrClosed is the error when Config.Opened or Config.Go refuses.
@@ -99,7 +102,7 @@ type connKey struct{}
 
 // Stats returns the present counts.
 func (p *Pool) Stats() Stats {
-	s := Stats{Open: p.open.Load(), Opened: p.opened.Load(), Closed: p.ended.Load(), Idled: p.idled.Load(), Failed: p.failed.Load()}
+	s := Stats{Open: p.open.Load(), Opened: p.opened.Load(), Closed: p.ended.Load(), Idled: p.idled.Load(), Left: p.left.Load(), Failed: p.failed.Load()}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.conns {
@@ -122,7 +125,7 @@ func (p *Pool) Retire() {
 // CloseIdle closes the connections that have no stream now.
 func (p *Pool) CloseIdle() {
 	for _, c := range p.take(func(c *conn) bool { return c.InFlight() == 0 }) {
-		c.end(&p.idled)
+		c.end(&p.asked)
 	}
 }
 
@@ -197,25 +200,43 @@ func (p *Pool) get(ctx context.Context) (*conn, error) {
 		p.mu.Unlock()
 		select {
 		case <-d.done:
-			if d.err != nil && !p.wasAbandoned(d) {
-				return nil, d.err
+			c, again := p.taken(d)
+			if c != nil || !again {
+				return c, d.err
 			}
 		case <-ctx.Done():
-			p.mu.Lock()
-			if d.waiting--; d.waiting == 0 {
-				d.abandoned = true
-				d.cancel()
-			}
-			p.mu.Unlock()
+			p.leave(d)
 			return nil, context.Cause(ctx)
 		}
 	}
 }
 
-func (p *Pool) wasAbandoned(d *dialing) bool {
+// taken returns the connection of a dial that has ended, to the first who comes for it;
+// again tells the others to look for a stream as before.
+func (p *Pool) taken(d *dialing) (c *conn, again bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return d.abandoned
+	d.waiting--
+	c, d.opened = d.opened, nil
+	return c, d.err == nil || d.abandoned
+}
+
+// leave is told that one who waited for d does so no more. The last one ends it.
+func (p *Pool) leave(d *dialing) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if d.waiting--; d.waiting > 0 {
+		return
+	}
+	d.abandoned = true
+	d.cancel()
+	if p.dialing == d {
+		p.dialing = nil // whoever comes now is not to wait for a dialer that does not heed its context
+	}
+	if c := d.opened; c != nil {
+		d.opened = nil
+		c.Release()
+	}
 }
 
 // reserveLocked reserves a stream on a connection that has one, nil if none has. The
@@ -223,6 +244,7 @@ func (p *Pool) wasAbandoned(d *dialing) bool {
 func (p *Pool) reserveLocked(now time.Time) *conn {
 	for _, c := range p.conns {
 		if c.usable(now) && c.Reserve() == nil {
+			c.idleSince = time.Time{}
 			return c
 		}
 	}
@@ -240,52 +262,55 @@ func (p *Pool) dialLocked(ctx context.Context) *dialing {
 		c, err := p.dial(ctx)
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if d.err = err; err == nil {
-			p.conns = append(p.conns, c)
-			p.tidyLaterLocked()
-		}
-		p.dialing = nil
-		close(d.done)
+		p.dialedLocked(d, c, err)
 	}
 	if !p.cfg.Go(run) {
-		d.err = ErrClosed
 		d.cancel()
-		p.dialing = nil
-		close(d.done)
+		p.dialedLocked(d, nil, ErrClosed)
 	}
 	return d
 }
 
+// dialedLocked ends d.
+func (p *Pool) dialedLocked(d *dialing, c *conn, err error) {
+	if d.err = err; err == nil {
+		p.conns = append(p.conns, c)
+		p.tidyLaterLocked()
+		if d.abandoned {
+			c.Release()
+		} else {
+			d.opened = c
+		}
+	}
+	if p.dialing == d {
+		p.dialing = nil
+	}
+	close(d.done)
+}
+
+// dial opens a connection and reserves a stream on it: one that has none to give is of no
+// use, and another would have none either.
 func (p *Pool) dial(ctx context.Context) (*conn, error) {
 	nc, err := p.cfg.Dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return p.adopt(ctx, nc)
-}
-
-// Adopt takes a connection into the pool that was opened for another reason, and closes
-// it if it cannot be used.
-func (p *Pool) Adopt(ctx context.Context, nc net.Conn) error {
-	c, err := p.adopt(ctx, nc)
-	if err != nil {
-		return err
+	c, err := p.settle(ctx, nc)
+	if err == nil && c.Reserve() != nil {
+		c.Close()
+		return nil, errNoStream
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.conns = append(p.conns, c)
-	p.tidyLaterLocked()
-	return nil
+	return c, err
 }
 
-// adopt begins to speak HTTP/2 over nc, and waits for the server's settings: they say how
+// settle begins to speak HTTP/2 over nc, and waits for the server's settings: they say how
 // many streams there are.
-func (p *Pool) adopt(ctx context.Context, nc net.Conn) (*conn, error) {
+func (p *Pool) settle(ctx context.Context, nc net.Conn) (*conn, error) {
 	c := &conn{Conn: nc, pool: p, born: time.Now(), spoken: make(chan struct{})}
 	if age := p.cfg.MaxAge; age > 0 {
 		c.retire = age - rand.N(age/10+1) // or all that were opened together end together
 	}
-	if !p.cfg.Opened(c) {
+	if !p.cfg.Opened(c.handle()) {
 		nc.Close()
 		return nil, ErrClosed
 	}
@@ -321,5 +346,6 @@ var (
 	ErrOther = errors.New("server speaks another protocol")
 	// ErrProtocol is the error of a server that was taken to speak HTTP/2 and does not.
 	ErrProtocol = errors.New("server does not speak HTTP/2")
+	errNoStream = fmt.Errorf("%w: it grants no stream", ErrProtocol)
 	errSilent   = fmt.Errorf("%w: it says nothing: %w", ErrProtocol, context.DeadlineExceeded)
 )
