@@ -310,6 +310,7 @@ func TestPanicInATunnelIsContained(t *testing.T) {
 		})))
 		_, br := r.openWith(handshake)
 		within(t, 0, func() { io.ReadAll(br) })
+		synctest.Wait()
 		r.wantIdle()
 		if n := r.pool.Stats().Panics; n != 1 {
 			t.Errorf("panics = %d, want 1", n)
