@@ -477,3 +477,23 @@ func TestBackendThatKeepsTheDeadlineOfGRPC(t *testing.T) {
 		})
 	}
 }
+
+// A certificate of ours is shown to a backend that asks for one, over either version.
+func TestClientCertificates(t *testing.T) {
+	certificates, trust := exampleCertificate()
+	for _, protocols := range []string{"1", "1 2"} {
+		bubble(t, protocols, func(t *testing.T) {
+			n := lbtest.NewNetwork()
+			startProto(t, n, "a.test:443", protocols, certificates, func(w http.ResponseWriter, r *http.Request) {
+				fmt.Fprint(w, r.TLS.PeerCertificates[0].DNSNames[0], " ", r.TLS.ServerName)
+			}, func(s *http.Server) { s.TLSConfig.ClientAuth = tls.RequireAnyClientCert })
+			with := &tls.Config{RootCAs: trust, ServerName: "example.com", Certificates: certificates}
+			pool := newPool(t, []lb.Target{{URL: "https://a.test", TLS: with}}, lb.WithDialer(n.DialContext), lb.WithHealthCheck(lb.HealthCheck{Path: "/"}))
+			defer pool.Close()
+			advance(time.Second)
+			if got := post(t, pool, "x"); got != "example.com example.com" || pool.Backends()[0].Status().Health != lb.HealthHealthy {
+				t.Errorf("the backend saw %q, and is %s", got, pool.Backends()[0].Status())
+			}
+		})
+	}
+}
