@@ -26,7 +26,7 @@ func TestIdleLimitOfTheBackendCostsNothing(t *testing.T) {
 	backend.Config.IdleTimeout = time.Second
 	backend.Start()
 	defer backend.Close()
-	pool, err := lb.New(lb.Targets(backend.URL), lb.WithRetry(lb.RetryPolicy{Attempts: 1}), lb.WithPassiveHealth(lb.PassiveHealth{Failures: -1}))
+	pool, err := lb.New(lb.Targets(backend.URL), lb.WithPassiveHealth(lb.PassiveHealth{Failures: -1}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	// limitSamples is how often idle connections must have been closed by the server at
+	// limitSamples is how many idle connections must have been closed by the server at
 	// like ages before it is believed to have a limit.
 	limitSamples = 3
 	// limitSpread is how much the ages may differ to be like ones.
@@ -25,8 +25,10 @@ const (
 // Keep-Alive and from the ages at which they die. The zero value knows of no limit.
 //
 // A server that restarts closes all its connections at once, whatever their ages: what
-// died together counts as one, and only if it was older than everything that lives and had
-// about one age.
+// died counts only if it was older than everything that lives, and if what died together
+// had about one age. A restart after a lull of all of them is taken for a limit all the
+// same: for a while connections are then given up sooner than they need be, which costs
+// less than the requests that a limit costs which is learned too late.
 type idleLimit struct {
 	said    time.Duration // zero: nothing
 	deaths  [limitSamples]time.Duration
@@ -48,8 +50,10 @@ func (l *idleLimit) died(now time.Time, ages []time.Duration, oldest time.Durati
 	if least < oldest || least < shortestLimit || !alike(least, most) {
 		return
 	}
-	l.deaths[l.n%limitSamples] = least // of one moment: they may have had one reason
-	l.n++
+	for _, age := range ages {
+		l.deaths[l.n%limitSamples] = age
+		l.n++
+	}
 	if l.n < limitSamples {
 		return
 	}

@@ -42,7 +42,7 @@ func TestIdleLimitLearnsFromDeathsAtLikeAges(t *testing.T) {
 		{name: "a longer limit takes the place of a shorter one", deaths: []death{
 			one(0, 5*s), one(s, 5*s), one(2*s, 5*s), one(3*s, 10*s), one(4*s, 10*s), one(5*s, 10*s),
 		}, at: 5 * s, want: 9 * s},
-		{name: "three that died together at one age are one death", deaths: []death{{ages: []time.Duration{10 * s, 10 * s, 11 * s}}}},
+		{name: "three that died together at one age teach it", deaths: []death{{ages: []time.Duration{10 * s, 10 * s, 11 * s}}}, want: 9 * s},
 		{name: "a restart, which kills all ages, teaches nothing", deaths: []death{{ages: []time.Duration{s, 10 * s, 30 * s, 60 * s}}}},
 		{name: "nor do three restarts", deaths: []death{
 			{at: 0, ages: []time.Duration{10 * s, 30 * s}},
