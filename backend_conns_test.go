@@ -34,7 +34,7 @@ func TestUpdatesUnderTrafficLoseNothing(t *testing.T) {
 				if err := r.pool.SetTargets(sets[i%2]); err != nil {
 					t.Error(err)
 				}
-				time.Sleep(time.Millisecond)
+				linger(time.Millisecond)
 			}
 		})
 		for range 20 {
@@ -44,7 +44,7 @@ func TestUpdatesUnderTrafficLoseNothing(t *testing.T) {
 						t.Errorf("answer = %d, %v", a.status, err)
 						return
 					}
-					time.Sleep(1700 * time.Microsecond)
+					linger(1700 * time.Microsecond)
 				}
 			})
 		}
@@ -213,7 +213,7 @@ func TestConnectionsAgeUnderLoad(t *testing.T) {
 			n := lbtest.NewNetwork()
 			servers := map[string]*protoServer{}
 			for _, addr := range []string{"a.test:80", "b.test:80", "c.test:80"} {
-				servers[addr] = startProto(t, n, addr, protocols, nil, func(http.ResponseWriter, *http.Request) { time.Sleep(50 * time.Millisecond) })
+				servers[addr] = startProto(t, n, addr, protocols, nil, func(http.ResponseWriter, *http.Request) { linger(50 * time.Millisecond) })
 			}
 			var now atomic.Pointer[[]string] // the addresses of the name
 			var dials atomic.Int64
@@ -228,7 +228,7 @@ func TestConnectionsAgeUnderLoad(t *testing.T) {
 			var wg sync.WaitGroup
 			asked := func(addr string, d time.Duration) int64 {
 				before := servers[addr].asked.Load()
-				time.Sleep(d)
+				linger(d)
 				return servers[addr].asked.Load() - before
 			}
 			resolve("a.test:80")
@@ -244,14 +244,14 @@ func TestConnectionsAgeUnderLoad(t *testing.T) {
 					}
 				})
 			}
-			time.Sleep(3 * time.Second)
+			linger(3 * time.Second)
 			resolve("b.test:80")
-			time.Sleep(time.Second + 60*time.Millisecond)
+			linger(time.Second + 60*time.Millisecond)
 			if got := asked("a.test:80", 2*time.Second); got != 0 {
 				t.Errorf("a still got %d requests", got)
 			}
 			resolve("b.test:80", "c.test:80")
-			time.Sleep(2 * time.Second)
+			linger(2 * time.Second)
 			if got, all := asked("c.test:80", 4*time.Second), int64(8*80); got < all/5 || got > all*4/5 {
 				t.Errorf("c got %d of about %d requests, want about half", got, all)
 			}

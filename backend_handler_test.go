@@ -75,7 +75,7 @@ func TestHandlerTargetStreams(t *testing.T) {
 			w.Header().Set("Trailer", "X-Sum")
 			http.NewResponseController(w).Flush()
 			for i := range 3 {
-				time.Sleep(time.Second)
+				linger(time.Second)
 				fmt.Fprint(w, i)
 			}
 			w.Header().Set("X-Sum", "012")

@@ -227,7 +227,7 @@ func TestStreamsOfOneClientAreSpread(t *testing.T) {
 		n := lbtest.NewNetwork()
 		var servers []*protoServer
 		for i := range 3 {
-			servers = append(servers, startProto(t, n, fmt.Sprintf("s%d.test:80", i), "2", nil, func(w http.ResponseWriter, _ *http.Request) { time.Sleep(time.Second) }))
+			servers = append(servers, startProto(t, n, fmt.Sprintf("s%d.test:80", i), "2", nil, func(w http.ResponseWriter, _ *http.Request) { linger(time.Second) }))
 		}
 		r := &rig{t: t, net: n, own: true, errorLog: new(bytes.Buffer)}
 		r.start(lb.Targets("h2c://s0.test", "h2c://s1.test", "h2c://s2.test"))
@@ -456,7 +456,7 @@ func TestBackendThatKeepsTheDeadlineOfGRPC(t *testing.T) {
 		bubble(t, timeout, func(t *testing.T) {
 			n := lbtest.NewNetwork()
 			rawHTTP2(t, n, "a.test:80", func(stream uint32) []byte {
-				time.Sleep(50 * time.Millisecond)
+				linger(50 * time.Millisecond)
 				return reset2(8)(stream)
 			})
 			pool := newPool(t, lb.Targets("h2c://a.test"), lb.WithDialer(n.DialContext))

@@ -36,7 +36,7 @@ func TestShortBodyThatIsNotRecorded(t *testing.T) {
 				pr, pw := io.Pipe()
 				go func() {
 					io.WriteString(pw, "hello")
-					time.Sleep(gap)
+					linger(gap)
 					io.WriteString(pw, "world")
 					pw.Close()
 				}()
@@ -285,7 +285,7 @@ func TestConnectionsWithoutDeadlines(t *testing.T) {
 		slow := false
 		startProto(t, n, "a.test:80", "1", nil, func(w http.ResponseWriter, r *http.Request) {
 			if slow {
-				time.Sleep(time.Minute)
+				linger(time.Minute)
 			}
 			io.Copy(w, r.Body)
 		})
@@ -352,7 +352,7 @@ func TestHTTP2ConnectionInUseIsKept(t *testing.T) {
 		defer pool.Close()
 		for range 100 {
 			post(t, pool, "x")
-			time.Sleep(100 * time.Millisecond)
+			linger(100 * time.Millisecond)
 		}
 		if got := s.conns.Load(); got != 1 {
 			t.Errorf("%d connections, want 1", got)

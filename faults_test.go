@@ -90,7 +90,7 @@ func TestTrailersSurviveARetry(t *testing.T) {
 		for range 20 {
 			c := r.dial()
 			fmt.Fprintf(c, "PUT / HTTP/1.1\r\nHost: x\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n400\r\n%s\r\n", text(1024))
-			time.Sleep(time.Millisecond)
+			linger(time.Millisecond)
 			fmt.Fprint(c, "0\r\nX-Sum: abc\r\n\r\n")
 			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 			if err != nil || resp.StatusCode != 200 {

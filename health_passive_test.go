@@ -111,7 +111,7 @@ func TestDefaultsFailOverAndEject(t *testing.T) {
 			} else {
 				r.wantStatus(r.must("POST", "", strings.NewReader("x")), 200)
 			}
-			time.Sleep(20 * time.Millisecond)
+			linger(20 * time.Millisecond)
 		}
 		// three failures, then trials after about 5, 15 and 30 s; the run is 20 s long
 		if n := r.pool.Stats().Backends[1].Requests; n > 3+2 {
@@ -129,7 +129,7 @@ func TestEjectionTrialReturn(t *testing.T) {
 			lb.WithLogger(slog.New(slog.NewTextHandler(&logged, nil))))
 		a := r.pool.Backends()[0]
 		tick := func(d time.Duration) {
-			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+			for end := time.Now().Add(d); time.Now().Before(end); linger(100 * time.Millisecond) {
 				r.wantStatus(r.must("GET", "", nil), 200)
 			}
 		}
@@ -150,13 +150,13 @@ func TestEjectionTrialReturn(t *testing.T) {
 			if least, most := time.Duration(n)*4500*time.Millisecond, time.Duration(n)*5500*time.Millisecond; length < least || length > most {
 				t.Errorf("ejection %d lasts %v, want %v to %v", n, length, least, most)
 			}
-			time.Sleep(time.Until(st.Until) + time.Millisecond)
+			linger(time.Until(st.Until) + time.Millisecond)
 			want(lb.HealthTrial, int64(3+i))
 			tick(time.Second)
 			want(lb.HealthEjected, int64(4+i))
 		}
 		r.backends[0].Set(lbtest.Answer())
-		time.Sleep(time.Until(a.Status().Until) + time.Millisecond)
+		linger(time.Until(a.Status().Until) + time.Millisecond)
 		tick(time.Second)
 		if st := a.Status(); st.Health != lb.HealthUnknown || st.Reason != "answered a request" {
 			t.Fatalf("health = %v (%s) after an answered trial", st.Health, st.Reason)
@@ -175,7 +175,7 @@ func TestTrialIsOneRequestAtATime(t *testing.T) {
 			r.must("GET", "", nil)
 		}
 		r.backends[0].Set(lbtest.Delay(3 * time.Second))
-		time.Sleep(6 * time.Second)
+		linger(6 * time.Second)
 		var wg sync.WaitGroup
 		for range 200 {
 			wg.Go(func() { r.do("GET", "", nil) })
@@ -198,7 +198,7 @@ func TestAbortedTrialFreesItsPlace(t *testing.T) {
 			r.must("GET", "", nil)
 		}
 		r.backends[0].Set(lbtest.Hang())
-		time.Sleep(6 * time.Second)
+		linger(6 * time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		req, _ := http.NewRequestWithContext(ctx, "GET", "http://"+frontAddr, nil)
@@ -226,11 +226,11 @@ func TestTrialPrefersRequestsThatCanBeRepeated(t *testing.T) {
 			r.must("GET", "", nil)
 		}
 		r.backends[0].Set(lbtest.Answer())
-		time.Sleep(time.Until(r.pool.Backends()[0].Status().Until) + time.Millisecond)
+		linger(time.Until(r.pool.Backends()[0].Status().Until) + time.Millisecond)
 		if a := r.must("POST", "", strings.NewReader("x")); a.backend() != "b" {
 			t.Errorf("a POST tried the backend out")
 		}
-		time.Sleep(2 * time.Second)
+		linger(2 * time.Second)
 		if a := r.must("POST", "", strings.NewReader("x")); a.backend() != "a" {
 			t.Errorf("the backend still waits for a request to be tried with")
 		}

@@ -238,7 +238,7 @@ func TestFailClosedRefusesTheUnusableAlways(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 10 {
 			wg.Go(func() {
-				time.Sleep(time.Duration(i) * time.Millisecond)
+				linger(time.Duration(i) * time.Millisecond)
 				want := 503 // while the trial is taken
 				if i == 0 {
 					want = 200

@@ -150,7 +150,7 @@ func TestIntervalsFollowTheHealth(t *testing.T) {
 		v := newVerdicts()
 		var ill atomic.Bool
 		v.check = func(context.Context, lb.ProbeTarget) (lb.Verdict, error) {
-			time.Sleep(took)
+			linger(took)
 			if ill.Load() {
 				return lb.VerdictUnhealthy, nil
 			}
@@ -210,7 +210,7 @@ func TestProbesAtOnceAreBounded(t *testing.T) {
 			defer now.Add(-1)
 			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 			}
-			time.Sleep(time.Second)
+			linger(time.Second)
 			return lb.VerdictHealthy, nil
 		}
 		pool := newPool(t, manyTargets(backends), lb.WithChecker(v), lb.WithHealthCheck(lb.HealthCheck{Interval: 10 * time.Second}))
@@ -427,7 +427,7 @@ type slowToPrepare struct {
 }
 
 func (s *slowToPrepare) Prepare([]*lb.Backend) lb.Balancer {
-	time.Sleep(10 * time.Millisecond)
+	linger(10 * time.Millisecond)
 	s.prepared.Add(1)
 	return s.Balancer
 }

@@ -164,7 +164,7 @@ func (s *script) run(r *rig) (got saw) {
 type pause time.Duration
 
 func (p pause) Read([]byte) (int, error) {
-	time.Sleep(time.Duration(p)) // virtual
+	linger(time.Duration(p)) // virtual
 	return 0, io.EOF
 }
 
@@ -202,7 +202,7 @@ func TestLawsHoldForRandomScripts(t *testing.T) {
 			}
 			wg.Go(func() { disturb(r, rng.Uint64(), 20) })
 			wg.Wait()
-			time.Sleep(5 * time.Second) // readers of stalled bodies come to their end
+			linger(5 * time.Second) // readers of stalled bodies come to their end
 			checkBodies(t, r)
 			r.wantIdle()
 		})
@@ -218,9 +218,9 @@ func disturb(r *rig, seed uint64, times int) {
 	for range times {
 		i := rng.IntN(len(r.backends))
 		r.backends[i].Set([]lbtest.Behavior{lbtest.Refuse(), lbtest.CloseReused()}[rng.IntN(2)])
-		time.Sleep(time.Duration(rng.IntN(200)) * time.Millisecond)
+		linger(time.Duration(rng.IntN(200)) * time.Millisecond)
 		r.backends[i].Set(scripted(r.backends[i].Name()))
-		time.Sleep(time.Duration(rng.IntN(200)) * time.Millisecond)
+		linger(time.Duration(rng.IntN(200)) * time.Millisecond)
 	}
 }
 

@@ -193,9 +193,9 @@ func trailerOf(name string) lbtest.Behavior {
 	})
 }
 
-// run carries the exchange out through the handler that proxy returns. What lingers has
+// run carries the exchange out through the handler that proxy returns. What goes on has
 // that long to end.
-func (c *corner) run(t *testing.T, proxy func(r *rig) http.Handler, linger time.Duration) seen {
+func (c *corner) run(t *testing.T, proxy func(r *rig) http.Handler, after time.Duration) seen {
 	r := newBackends(t, 1)
 	b := r.backends[0]
 	b.Set(c.backend)
@@ -209,7 +209,9 @@ func (c *corner) run(t *testing.T, proxy func(r *rig) http.Handler, linger time.
 	}
 	server := &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}
 	go server.Serve(ln)
-	defer time.Sleep(linger)
+	if after > 0 {
+		defer linger(after)
+	}
 	defer server.Close()
 	conn := r.dial()
 	defer conn.Close()
@@ -218,7 +220,7 @@ func (c *corner) run(t *testing.T, proxy func(r *rig) http.Handler, linger time.
 	conn.SetReadDeadline(began.Add(500 * time.Millisecond)) // before net/http sends the body of an Expect by itself
 	var got bytes.Buffer
 	io.Copy(&got, conn)
-	if linger > 0 {
+	if after > 0 {
 		synctest.Wait()
 	}
 	return seen{client: got.String(), received: b.Received(), after: time.Since(began), open: b.OpenConns()}

@@ -40,7 +40,7 @@ func FuzzForwardLikeReverseProxy(f *testing.F) {
 		raw := method + " " + target + " HTTP/1.1\r\nHost: front.test\r\n" + strings.ReplaceAll(fields+"\n", "\n", "\r\n") + "\r\n" + body
 		in := parsed(raw)
 		if in == nil {
-			t.Skip("no request for a handler")
+			return // no request for a handler
 		}
 		status, ours := through(pool, parsed(raw), w)
 		if in.Method == "CONNECT" { // a way to anywhere is not what a pool is for

@@ -48,7 +48,7 @@ func hinting() lbtest.Behavior {
 		for _, link := range []string{"one", "two"} {
 			w.Header().Set("Link", link)
 			w.WriteHeader(103)
-			time.Sleep(time.Second)
+			linger(time.Second)
 		}
 		w.Header().Del("Link")
 		io.WriteString(w, "body")
@@ -104,11 +104,11 @@ func TestExpectContinue(t *testing.T) {
 	}
 	refusesAndStays := lbtest.Early(401, 10)
 	slow := lbtest.Handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		time.Sleep(3 * time.Second) // longer than the pool waits for a 100
+		linger(3 * time.Second) // longer than the pool waits for a 100
 		io.Copy(io.Discard, r.Body)
 	}))
 	hints := lbtest.Handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		time.Sleep(time.Second) // which is when the pool no longer waits for a 100
+		linger(time.Second) // which is when the pool no longer waits for a 100
 		w.WriteHeader(103)
 		io.Copy(io.Discard, r.Body)
 	}))

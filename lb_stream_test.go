@@ -105,7 +105,7 @@ func stampEvery(d time.Duration, fields ...string) lbtest.Behavior {
 		for range stamps {
 			fmt.Fprintf(w, "%019d\n", time.Now().UnixNano())
 			flush(w)
-			time.Sleep(d)
+			linger(d)
 		}
 	})
 }
@@ -166,7 +166,7 @@ func TestHeaderArrivesBeforeTheBody(t *testing.T) {
 			silent := replies(func(w http.ResponseWriter, _ *http.Request) {
 				setFields(w.Header(), fields)
 				flush(w)
-				time.Sleep(5 * time.Second)
+				linger(5 * time.Second)
 				io.WriteString(w, "late")
 			})
 			r := start(newRig(t, []lbtest.Behavior{silent}, lb.WithTimeouts(lb.Timeouts{ResponseHeader: time.Second})))
@@ -212,7 +212,7 @@ func TestClientsThatLeaveAStreamEndIt(t *testing.T) {
 				t.Errorf("in flight = %d, want 200", n)
 			}
 			leave()
-			time.Sleep(time.Second)
+			linger(time.Second)
 			if n := cancelled.Load(); n != 200 {
 				t.Errorf("the backend saw %d of 200 leave", n)
 			}
@@ -258,7 +258,7 @@ type uphill struct {
 
 func (u *uphill) Read(p []byte) (int, error) {
 	if u.fastBytes <= 0 {
-		time.Sleep(10 * time.Millisecond)
+		linger(10 * time.Millisecond)
 	}
 	n, err := u.Reader.Read(p[:min(len(p), 16<<10)])
 	u.fastBytes -= n
@@ -309,7 +309,7 @@ func wantEarlyAnswers(r *rig, requests, uploadBytes int64) {
 		})
 	}
 	wg.Wait()
-	time.Sleep(5 * time.Second)
+	linger(5 * time.Second)
 	if r.errorLog.Len() != 0 {
 		r.t.Errorf("logged %q", r.errorLog)
 	}
@@ -372,7 +372,7 @@ func TestWritersOfMiddlewares(t *testing.T) {
 			func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Length", "4")
 				flush(w)
-				time.Sleep(time.Second)
+				linger(time.Second)
 				io.WriteString(w, "late")
 			}))})
 		r.wrapped(func(w http.ResponseWriter) http.ResponseWriter { return panicFlush{unwrapOnly{w}} })
@@ -415,11 +415,11 @@ func TestClientThatTakesNoAnswerHasLeft(t *testing.T) {
 			r.server.WriteTimeout = 2 * time.Second
 			_, br := r.openWith("GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 			br.Peek(1)
-			time.Sleep(1900 * time.Millisecond)
+			linger(1900 * time.Millisecond)
 			if s := r.pool.Stats(); s.InFlight != 1 || s.ClientClosed != 0 {
 				t.Errorf("before its time is up: in flight = %d, client closed = %d", s.InFlight, s.ClientClosed)
 			}
-			time.Sleep(200 * time.Millisecond)
+			linger(200 * time.Millisecond)
 			if s := r.pool.Stats(); s.ClientClosed != 1 || s.Cut != 0 || s.Failures != 0 {
 				t.Errorf("client closed = %d, cut = %d, failures = %d; want 1, 0, 0", s.ClientClosed, s.Cut, s.Failures)
 			}

@@ -203,10 +203,10 @@ func TestCountersComeDownOnEveryPath(t *testing.T) {
 					}
 				})
 			}
-			time.Sleep(20 * time.Millisecond)
+			linger(20 * time.Millisecond)
 		}
 		wg.Wait()
-		time.Sleep(time.Second)
+		linger(time.Second)
 		r.wantIdle()
 		for _, b := range r.backends {
 			b.Set(lbtest.Answer())
@@ -343,7 +343,7 @@ func TestShutdownWaits(t *testing.T) {
 				t.Errorf("status = %d", a.status)
 			}
 		})
-		time.Sleep(150 * time.Millisecond)
+		linger(150 * time.Millisecond)
 		wg.Go(func() {
 			if err := r.pool.Shutdown(t.Context()); err != nil {
 				t.Error(err)

@@ -164,7 +164,7 @@ func TestHalfClosePassesATunnel(t *testing.T) {
 		r := newRig(t, []lbtest.Behavior{tunnelTo(func(e *tunnelEnd) {
 			e.want(t, "bye")
 			e.wantEnd(t, 0)
-			time.Sleep(300 * time.Millisecond)
+			linger(300 * time.Millisecond)
 			if _, err := io.WriteString(e, rest); err != nil {
 				t.Error(err)
 			}
@@ -190,7 +190,7 @@ func TestHalfClosePassesATunnel(t *testing.T) {
 			e := r.tunnel()
 			e.want(t, "bye")
 			e.wantEnd(t, 0)
-			time.Sleep(300 * time.Millisecond)
+			linger(300 * time.Millisecond)
 			if n := r.pool.Stats().InFlight; n != 1 {
 				t.Errorf("in flight = %d with one half of a tunnel", n)
 			}
@@ -431,7 +431,7 @@ func TestLimitsEndATunnel(t *testing.T) {
 			go func() {
 				for time.Since(began) < tt.talk {
 					fmt.Fprint(e, ".")
-					time.Sleep(time.Second)
+					linger(time.Second)
 				}
 			}()
 			io.Copy(io.Discard, e)
@@ -455,7 +455,7 @@ func TestTunnelOutlivesTheServersTimeouts(t *testing.T) {
 		r.server.ReadTimeout, r.server.WriteTimeout, r.server.IdleTimeout = time.Second, time.Second, time.Second
 		e := r.tunnel()
 		for range 5 {
-			time.Sleep(time.Hour)
+			linger(time.Hour)
 			io.WriteString(e, "ping")
 			e.want(t, "ping")
 		}

@@ -98,10 +98,10 @@ func TestUpgradeThroughServeHTTP(t *testing.T) {
 func TestRecordTellsWhatBecameOfARequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := lbtest.Handle(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			time.Sleep(time.Second)
+			linger(time.Second)
 			w.WriteHeader(201)
 			http.NewResponseController(w).Flush()
-			time.Sleep(2 * time.Second)
+			linger(2 * time.Second)
 			panic(http.ErrAbortHandler)
 		}))
 		r := newRig(t, []lbtest.Behavior{lbtest.Reset(), slow}, lb.WithBalancer(lb.BalancerFunc(first)))

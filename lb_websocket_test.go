@@ -114,7 +114,7 @@ func TestWebSocketsLeaveBetweenFrames(t *testing.T) {
 			}
 			r := newRig(t, []lbtest.Behavior{tunnelTo(func(e *tunnelEnd) {
 				for _, p := range pieces {
-					time.Sleep(time.Duration(rng.IntN(10)) * time.Millisecond)
+					linger(time.Duration(rng.IntN(10)) * time.Millisecond)
 					e.Write(p)
 				}
 				e.want(t, answered)
@@ -193,7 +193,7 @@ func TestWebSocketsThatStayAreCut(t *testing.T) {
 // A handshake that was under way when Shutdown began is asked as well.
 func TestLateWebSocketsLeaveToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, []lbtest.Behavior{lbtest.When(func(*http.Request) bool { time.Sleep(time.Minute); return true }, leaving(t), lbtest.Answer())}, closeSpread(time.Second))
+		r := newRig(t, []lbtest.Behavior{lbtest.When(func(*http.Request) bool { linger(time.Minute); return true }, leaving(t), lbtest.Answer())}, closeSpread(time.Second))
 		within(t, time.Minute+time.Second, func() {
 			go func() { r.tunnel().leaves(t) }()
 			synctest.Wait()

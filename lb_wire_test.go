@@ -95,7 +95,7 @@ func (w *wire) serve(c net.Conn, conn int) {
 		s, hang := strings.CutSuffix(w.reply(n), hangUp)
 		for i, part := range strings.Split(s, silence) {
 			if i > 0 {
-				time.Sleep(time.Second)
+				linger(time.Second)
 			}
 			if _, err := io.WriteString(c, part); err != nil {
 				return

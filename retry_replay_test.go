@@ -192,8 +192,8 @@ func TestRestOfABodyIsNeverTakenForARequest(t *testing.T) {
 					c := r.dial()
 					fmt.Fprint(c, "PUT /first HTTP/1.1\r\nHost: x\r\n"+head)
 					br := bufio.NewReader(c)
-					br.Peek(1)                         // until it is answered, or cut where the answer is
-					time.Sleep(100 * time.Millisecond) // the answer has been passed on, the body has not ended
+					br.Peek(1)                     // until it is answered, or cut where the answer is
+					linger(100 * time.Millisecond) // the answer has been passed on, the body has not ended
 					fmt.Fprint(c, "GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n")
 					c.SetReadDeadline(time.Now().Add(2 * time.Second)) // the server may also wait for the rest
 					answers, _ := io.ReadAll(br)
@@ -278,7 +278,7 @@ func TestPoolWideReplayLimit(t *testing.T) {
 		for range 50 {
 			wg.Go(func() { r.do("PUT", "", strings.NewReader(text(60<<10))) })
 		}
-		time.Sleep(time.Second)
+		linger(time.Second)
 		if n := r.pool.Stats().ReplayBytes; n == 0 || n > 256<<10 {
 			t.Errorf("replay bytes = %d, want some and at most %d", n, 256<<10)
 		}

@@ -253,7 +253,7 @@ func TestUnreachableBackendIsLeftBehind(t *testing.T) {
 			} else if took > 50*time.Millisecond {
 				slow++
 			}
-			time.Sleep(50 * time.Millisecond)
+			linger(50 * time.Millisecond)
 		}
 		// three until it is ejected, and one trial after each ejection in 20 s
 		if slow > 3+3 {
@@ -278,7 +278,7 @@ func TestTwoOfThreeRefuseAndNothingFails(t *testing.T) {
 					t.Errorf("%s %d: status %d, %v, arrived %d times", method, i, a.status, err, r.arrivals(fmt.Sprint(i)))
 				}
 			})
-			time.Sleep(5 * time.Millisecond)
+			linger(5 * time.Millisecond)
 		}
 		wg.Wait()
 		r.wantIdle()

@@ -211,6 +211,15 @@ func bubble(t *testing.T, name string, f func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
 }
 
+// linger lets virtual time pass on a goroutine that is not the test's, such as that of a
+// handler. Outside of a bubble it panics: nobody waits in real time.
+func linger(d time.Duration) {
+	if time.Since(time.Unix(946684800, 0)) > 365*24*time.Hour { // when bubbles begin, and what they may take
+		panic("linger: not in a bubble")
+	}
+	time.Sleep(d)
+}
+
 // advance lets virtual time pass and everything that follows from it happen. Outside of
 // a bubble it panics: no test waits for real time in this way.
 func advance(d time.Duration) {

@@ -34,7 +34,7 @@ func TestABodyIsSentWhenTheServerAsksForIt(t *testing.T) {
 		again bool // the connection carries another request
 	}{
 		{name: "100", say: func(p *peer) { p.say(goOn) }, then: ok, sent: true, code: 200, again: true},
-		{name: "100 after a while", say: func(p *peer) { time.Sleep(900 * time.Millisecond); p.say(goOn) }, then: ok,
+		{name: "100 after a while", say: func(p *peer) { linger(900 * time.Millisecond); p.say(goOn) }, then: ok,
 			sent: true, after: 900 * time.Millisecond, code: 200, again: true},
 		{name: "silence", say: func(*peer) {}, then: ok, sent: true, after: time.Second, code: 200, again: true},
 		{name: "100 twice", say: func(p *peer) { p.say(goOn + goOn) }, then: ok, sent: true, code: 200, again: true},
@@ -42,7 +42,7 @@ func TestABodyIsSentWhenTheServerAsksForIt(t *testing.T) {
 			sent: true, after: time.Second, code: 200, again: true},
 		{name: "an early hint and 100", say: func(p *peer) {
 			p.say("HTTP/1.1 103 x\r\n\r\n")
-			time.Sleep(500 * time.Millisecond)
+			linger(500 * time.Millisecond)
 			p.say(goOn)
 		}, then: ok, sent: true, after: 500 * time.Millisecond, code: 200, again: true},
 		{name: "417", say: func(p *peer) { p.say("HTTP/1.1 417 x\r\nContent-Length: 0\r\n\r\n") }, code: 417},
@@ -138,7 +138,7 @@ func TestTheHeaderTimeoutBeginsWithTheWholeRequest(t *testing.T) {
 			}
 		})
 	}
-	patient := func(p *peer) { p.hear(); time.Sleep(time.Hour); p.say(ok) }
+	patient := func(p *peer) { p.hear(); linger(time.Hour); p.say(ok) }
 	bubble(t, "a request that waits for as long as it takes", h1.Config{HeaderTimeout: 10 * time.Second}, patient, func(t *testing.T, r *rig) {
 		req := request(t, "GET", nil)
 		out := outgoing(req)
@@ -152,7 +152,7 @@ func TestTheHeaderTimeoutBeginsWithTheWholeRequest(t *testing.T) {
 	slow := func(p *peer) {
 		for p.hear() != nil {
 			p.say("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no")
-			time.Sleep(time.Hour)
+			linger(time.Hour)
 			p.say("k")
 		}
 	}

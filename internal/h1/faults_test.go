@@ -106,12 +106,12 @@ func TestOwnCloseTeachesNothing(t *testing.T) {
 	bubble(t, "three", h1.Config{}, always(ok), func(t *testing.T, r *rig) {
 		for range 3 {
 			r.must()
-			time.Sleep(10 * time.Second)
+			linger(10 * time.Second)
 			r.closeHeld()
 			synctest.Wait()
 		}
 		r.must()
-		time.Sleep(30 * time.Second)
+		linger(30 * time.Second)
 		r.must()
 		if n := r.dialed(); n != 4 {
 			t.Errorf("%d connections, want 4", n)
@@ -130,7 +130,7 @@ func TestWroteRequestWithoutBody(t *testing.T) {
 		if _, err := r.sendTraced(expecting(t, strings.NewReader("hello")), &l); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Second)
+		linger(time.Second)
 		if !strings.Contains(strings.Join(l.heard, "|"), "WroteRequest") {
 			t.Errorf("heard %q, want WroteRequest", l.heard)
 		}

@@ -33,7 +33,7 @@ func FuzzRequest(f *testing.F) {
 	add("OPTIONS", "*", "", "a.test", "Expect", "100-continue", "x", "", "", 1)
 	f.Fuzz(func(t *testing.T, method, target, query, host, name, value, body, trailer, last string, kind byte) {
 		if len(body) > 100_000 {
-			t.Skip("longer than anything that is new")
+			return // longer than anything that is new
 		}
 		out := &h1.Request{
 			Method: method, Target: target, Query: query, Host: host, ForceQuery: kind&4 != 0, Close: kind&8 != 0,

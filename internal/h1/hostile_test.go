@@ -171,7 +171,7 @@ func TestAServerThatTricklesRunsIntoTheTimeOut(t *testing.T) {
 			}
 			for range 100 {
 				p.say(c.piece)
-				time.Sleep(time.Second)
+				linger(time.Second)
 			}
 		}
 		both(t, c.name, h1.Config{HeaderTimeout: 10*time.Second + time.Millisecond}, serve, func(t *testing.T, r *rig) {
@@ -183,7 +183,7 @@ func TestAServerThatTricklesRunsIntoTheTimeOut(t *testing.T) {
 			if got := time.Since(start); got != 10*time.Second+time.Millisecond {
 				t.Errorf("after %v, want 10.001s", got)
 			}
-			time.Sleep(100 * time.Second)
+			linger(100 * time.Second)
 		})
 	}
 }

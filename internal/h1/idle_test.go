@@ -44,18 +44,18 @@ func (r *rig) wantIdle(want int64) {
 func TestMoreThanMaxIdleStayForASecondOnly(t *testing.T) {
 	bubble(t, "five of two", h1.Config{MaxIdle: 2}, always(ok), func(t *testing.T, r *rig) {
 		r.open(5)
-		time.Sleep(900 * time.Millisecond)
+		linger(900 * time.Millisecond)
 		r.wantIdle(5)
 		r.open(5) // for a lull is no reason to open them all again
 		if r.dialed() != 5 {
 			t.Errorf("%d connections, want 5", r.dialed())
 		}
-		time.Sleep(500 * time.Millisecond)
+		linger(500 * time.Millisecond)
 		r.wantIdle(5)
-		time.Sleep(2 * time.Second)
+		linger(2 * time.Second)
 		r.wantIdle(2)
 		r.wantClosed(h1.ReasonIdle, 3)
-		time.Sleep(time.Hour)
+		linger(time.Hour)
 		r.wantIdle(2)
 	})
 }
@@ -63,19 +63,19 @@ func TestMoreThanMaxIdleStayForASecondOnly(t *testing.T) {
 func TestIdleConnectionsAreClosedInTime(t *testing.T) {
 	bubble(t, "after IdleTimeout", h1.Config{IdleTimeout: 10 * time.Second}, always(ok), func(t *testing.T, r *rig) {
 		r.open(2)
-		time.Sleep(6 * time.Second)
+		linger(6 * time.Second)
 		r.must() // one of the two is used
-		time.Sleep(5 * time.Second)
+		linger(5 * time.Second)
 		r.wantIdle(1)
-		time.Sleep(6 * time.Second)
+		linger(6 * time.Second)
 		r.wantIdle(0)
 		r.wantClosed(h1.ReasonIdle, 2)
 	})
 	bubble(t, "or, between two looks at them, when they would be used", h1.Config{IdleTimeout: 1500 * time.Millisecond}, always(ok), func(t *testing.T, r *rig) {
 		r.must()
-		time.Sleep(1400 * time.Millisecond)
+		linger(1400 * time.Millisecond)
 		r.must()
-		time.Sleep(1500 * time.Millisecond)
+		linger(1500 * time.Millisecond)
 		r.must()
 		if r.dialed() != 2 {
 			t.Errorf("%d connections, want 2", r.dialed())
@@ -84,7 +84,7 @@ func TestIdleConnectionsAreClosedInTime(t *testing.T) {
 	})
 	bubble(t, "never without one", h1.Config{}, always(ok), func(t *testing.T, r *rig) {
 		r.must()
-		time.Sleep(24 * time.Hour)
+		linger(24 * time.Hour)
 		r.must()
 		r.wantIdle(1)
 		if r.dialed() != 1 {
@@ -98,17 +98,17 @@ func TestIdleConnectionsAreClosedInTime(t *testing.T) {
 func TestConnectionsGrowOldAtDifferentTimes(t *testing.T) {
 	bubble(t, "of a hundred seconds", h1.Config{MaxAge: 100 * time.Second}, always(ok), func(t *testing.T, r *rig) {
 		r.open(20)
-		time.Sleep(90*time.Second - time.Millisecond)
+		linger(90*time.Second - time.Millisecond)
 		r.open(20)
 		if r.dialed() != 20 {
 			t.Errorf("%d connections before nine tenths of MaxAge, want 20", r.dialed())
 		}
-		time.Sleep(5 * time.Second)
+		linger(5 * time.Second)
 		r.open(20)
 		if n := r.dialed(); n == 20 || n == 40 {
 			t.Errorf("%d connections in between, want more than 20 and less than 40", n)
 		}
-		time.Sleep(5*time.Second + time.Millisecond)
+		linger(5*time.Second + time.Millisecond)
 		r.open(20)
 		r.wantClosed(h1.ReasonIdle, 20)
 		if r.dialed() != 40 {
@@ -118,7 +118,7 @@ func TestConnectionsGrowOldAtDifferentTimes(t *testing.T) {
 }
 
 func TestAnAnswerMayTakeLongerThanMaxAge(t *testing.T) {
-	slow := func(p *peer) { p.hear(); time.Sleep(time.Hour); p.say(ok); p.hear() }
+	slow := func(p *peer) { p.hear(); linger(time.Hour); p.say(ok); p.hear() }
 	bubble(t, "of a second", h1.Config{MaxAge: time.Second}, slow, func(t *testing.T, r *rig) { r.must() })
 }
 
@@ -200,7 +200,7 @@ func TestWhatTheServerSaysOfItsPatienceIsObeyed(t *testing.T) {
 	} {
 		bubble(t, c.name, h1.Config{IdleTimeout: time.Minute}, always(said), func(t *testing.T, r *rig) {
 			r.must()
-			time.Sleep(c.after)
+			linger(c.after)
 			r.must()
 			if got := r.dialed() == 1; got != c.again {
 				t.Errorf("the connection is used again: %v, want %v", got, c.again)
@@ -224,13 +224,13 @@ func TestTheServersPatienceIsLearned(t *testing.T) {
 	bubble(t, "of ten seconds", h1.Config{}, impatient, func(t *testing.T, r *rig) {
 		for range 3 {
 			r.must()
-			time.Sleep(11 * time.Second)
+			linger(11 * time.Second)
 			r.wantIdle(0)
 		}
 		r.wantClosed(h1.ReasonLeft, 3)
 		for range 5 {
 			r.must()
-			time.Sleep(9500 * time.Millisecond)
+			linger(9500 * time.Millisecond)
 		}
 		r.wantIdle(0)
 		r.wantClosed(h1.ReasonLeft, 3) // now this side is the first to give up

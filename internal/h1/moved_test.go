@@ -134,9 +134,9 @@ func movedBy(t *testing.T, r *rig, body string, hide bool) *h1.Exchange {
 func TestMovedAndStageFollowAnExchange(t *testing.T) {
 	serve := func(p *peer) {
 		http.ReadRequest(p.br)
-		time.Sleep(2 * time.Second)
+		linger(2 * time.Second)
 		p.say("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
-		time.Sleep(2 * time.Second)
+		linger(2 * time.Second)
 		p.say("ok")
 		always(ok)(p)
 	}
@@ -169,7 +169,7 @@ func TestMovedAndStageFollowAnExchange(t *testing.T) {
 		body.say("lo")
 		body.end(io.EOF)
 		check("behind the body", h1.StageHead, head+5, 0)
-		time.Sleep(2 * time.Second)
+		linger(2 * time.Second)
 		check("behind the head", h1.StageBody, head+5, answerHead)
 		if err := <-done; err != nil {
 			t.Fatal(err)

@@ -177,7 +177,7 @@ func TestAnAnswerBeforeTheUploadIsDoneEndsTheConnection(t *testing.T) {
 			if _, _, err := r.swap(request(t, "POST", upload)); err != nil {
 				t.Error(err)
 			}
-			time.Sleep(100 * time.Millisecond)
+			linger(100 * time.Millisecond)
 			if r.transport == nil && !upload.isClosed() { // net/http lets it go on
 				t.Error("the upload is not closed")
 			}

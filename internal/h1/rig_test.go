@@ -271,7 +271,6 @@ func unknown(s string) io.Reader { return struct{ io.Reader }{strings.NewReader(
 // silent hears nothing.
 type silent struct{}
 
-func (silent) GotConn(net.Conn, bool)                        {}
 func (silent) Informational(int, textproto.MIMEHeader) error { return nil }
 
 // both runs f in two bubbles, over a pool of h1 and over an http.Transport, which shows
@@ -324,4 +323,12 @@ func repeated(n int) string {
 		fmt.Fprintf(&b, "X-%d: y\r\n", i)
 	}
 	return b.String()
+}
+
+// linger lets virtual time pass. Outside of a bubble it panics: nobody waits in real time.
+func linger(d time.Duration) {
+	if time.Since(time.Unix(946684800, 0)) > 365*24*time.Hour { // when bubbles begin, and what they may take
+		panic("linger: not in a bubble")
+	}
+	time.Sleep(d)
 }

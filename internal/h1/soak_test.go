@@ -40,12 +40,12 @@ func soak(t *testing.T, seed uint64) {
 					whole++
 					mu.Unlock()
 				}
-				time.Sleep(upTo(rnd, 50*time.Millisecond))
+				linger(upTo(rnd, 50*time.Millisecond))
 			}
 		})
 	}
 	wg.Wait()
-	time.Sleep(time.Minute)
+	linger(time.Minute)
 	if s := r.pool.Stats(); s.Open != 0 || whole < 100 || s.Opened > 400 {
 		t.Errorf("Stats() = %+v with %d whole answers, want none open, and most answered", s, whole)
 	}
@@ -67,11 +67,11 @@ func erratic(p *peer) {
 				return
 			}
 		}
-		time.Sleep(upTo(rnd, 20*time.Millisecond))
+		linger(upTo(rnd, 20*time.Millisecond))
 		switch known := fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(id), id); kind {
 		case 1:
 			p.say(chunkedHead + "1\r\n" + id[:1] + "\r\n")
-			time.Sleep(upTo(rnd, 20*time.Millisecond))
+			linger(upTo(rnd, 20*time.Millisecond))
 			p.say(fmt.Sprintf("%x\r\n%s\r\n0\r\nA: b\r\n\r\n", len(id)-1, id[1:]))
 		case 2:
 			p.say("HTTP/1.1 200 OK\r\n\r\n" + id)
@@ -86,11 +86,11 @@ func erratic(p *peer) {
 		case 6:
 			return
 		case 7:
-			time.Sleep(2 * time.Second)
+			linger(2 * time.Second)
 			p.say(known)
 		case 8:
 			p.say(known)
-			time.Sleep(upTo(rnd, 20*time.Millisecond))
+			linger(upTo(rnd, 20*time.Millisecond))
 			return
 		default:
 			p.say(known)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
@@ -51,8 +50,7 @@ func (l *trail) hooks() *httptrace.ClientTrace {
 	}
 }
 
-// GotConn and Informational make trail the events of an exchange.
-func (l *trail) GotConn(net.Conn, bool)                        { l.add("Events.GotConn") }
+// Informational makes trail hear the hints of an exchange.
 func (l *trail) Informational(int, textproto.MIMEHeader) error { l.add("Informational"); return nil }
 
 // sendTraced sends req with the hooks of l.
@@ -82,9 +80,9 @@ func TestHooksAreCalledInOrder(t *testing.T) {
 					return
 				}
 				for i, answer := range answers {
-					if time.Sleep(time.Millisecond); i == len(answers)-1 {
+					if linger(time.Millisecond); i == len(answers)-1 {
 						io.ReadAll(req.Body)
-						time.Sleep(time.Millisecond)
+						linger(time.Millisecond)
 					}
 					p.say(answer)
 				}
@@ -108,7 +106,7 @@ func TestHooksAreCalledInOrder(t *testing.T) {
 			want: []string{"GetConn", first, "WroteHeaders", "Wait100Continue", "GotFirstResponseByte", "Got100Continue", wrote, put}},
 		{name: "a POST that waits in vain", serve: func(p *peer) {
 			for p.hear() != nil {
-				time.Sleep(time.Millisecond)
+				linger(time.Millisecond)
 				p.say(ok)
 			}
 		}, request: func(t *testing.T) *http.Request { return expecting(t, strings.NewReader("hello")) },
@@ -117,7 +115,7 @@ func TestHooksAreCalledInOrder(t *testing.T) {
 		both(t, c.name, h1.Config{}, c.serve, func(t *testing.T, r *rig) {
 			if c.second {
 				r.must()
-				time.Sleep(time.Minute)
+				linger(time.Minute)
 			}
 			var l trail
 			resp, err := r.sendTraced(c.request(t), &l)
@@ -157,7 +155,7 @@ func TestAPanicInAHookLeavesNothingBehind(t *testing.T) {
 		hook string
 		ask  bool
 	}{
-		{hook: "GetConn"}, {hook: "GotConn"}, {hook: "Events.GotConn"}, {hook: "WroteHeaders"}, {hook: "GotFirstResponseByte"},
+		{hook: "GetConn"}, {hook: "GotConn"}, {hook: "WroteHeaders"}, {hook: "GotFirstResponseByte"},
 		{hook: "Informational"}, {hook: "Wait100Continue", ask: true}, {hook: "Got100Continue", ask: true},
 		{hook: "GotFirstResponseByte", ask: true}, {hook: "Informational", ask: true},
 	} {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/textproto"
 	"slices"
@@ -22,8 +21,6 @@ type heeding struct {
 	stop  int
 	err   error
 }
-
-func (h *heeding) GotConn(net.Conn, bool) {}
 
 func (h *heeding) Informational(code int, header textproto.MIMEHeader) error {
 	h.heard = append(h.heard, fmt.Sprint(code, header.Get("Link")))
@@ -92,7 +89,7 @@ func TestA101IsATunnel(t *testing.T) {
 		if !isTunnel {
 			t.Fatalf("the body is a %T, want an io.ReadWriteCloser", resp.Body)
 		}
-		time.Sleep(time.Hour) // no time-out of the head's is left
+		linger(time.Hour) // no time-out of the head's is left
 		if r.transport == nil {
 			cancel() // was for the handshake
 			synctest.Wait()

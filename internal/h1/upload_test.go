@@ -124,7 +124,7 @@ func TestARefusalIsReadThoughTheUploadFails(t *testing.T) {
 		http.ReadRequest(p.br)
 		p.say("HTTP/1.1 413 x\r\nConnection: close\r\nContent-Length: 5\r\n\r\nlarge")
 		p.CloseWrite()
-		time.Sleep(time.Second)
+		linger(time.Second)
 		p.Close()
 	}
 	both(t, "413", h1.Config{}, serve, func(t *testing.T, r *rig) {
@@ -132,7 +132,7 @@ func TestARefusalIsReadThoughTheUploadFails(t *testing.T) {
 		if err != nil || resp.StatusCode != 413 || body != "large" {
 			t.Errorf("%v, %q, %v, want 413", resp, body, err)
 		}
-		time.Sleep(2 * time.Second)
+		linger(2 * time.Second)
 	})
 }
 
@@ -174,7 +174,7 @@ func TestAnUploadThatEndsLateSetsNoTimeOut(t *testing.T) {
 		}
 		p.say("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
 		io.Copy(io.Discard, req.Body)
-		time.Sleep(time.Hour)
+		linger(time.Hour)
 		p.say("ok")
 		p.hear()
 	}
