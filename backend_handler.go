@@ -69,8 +69,8 @@ func (t *handlerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.response(body, cancel), nil
 }
 
-// withoutTrace hides the client trace of the attempt from a handler, which may well send
-// requests of its own in its request's context.
+// withoutTrace hides the client trace of a context: from a handler, which may well send
+// requests of its own in its request's, and from who would call it a second time.
 type withoutTrace struct{ context.Context }
 
 func (c withoutTrace) Value(key any) any {

@@ -327,13 +327,12 @@ func (c *conns) probeOwn(e endpoint, r *http.Request) (*http.Response, error) {
 	out := r.WithContext(ctx)
 	out.Close = true
 	w := c.probeWay(e)
-	resp, err := w.roundTrip(new(trip), out, r, httptrace.ContextClientTrace(r.Context()), noEvents{})
+	resp, err := w.roundTrip(new(trip), out, r, httptrace.ContextClientTrace(r.Context()), noHints{})
 	w.retire()
 	return resp, err
 }
 
-// noEvents hears of what nobody wants to know.
-type noEvents struct{}
+// noHints hears of what nobody wants to know.
+type noHints struct{}
 
-func (noEvents) GotConn(net.Conn, bool)                        {}
-func (noEvents) Informational(int, textproto.MIMEHeader) error { return nil }
+func (noHints) Informational(int, textproto.MIMEHeader) error { return nil }

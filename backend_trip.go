@@ -29,7 +29,7 @@ var errNoUpgrade = fmt.Errorf("%w: there is no upgrade over h2c", h1.ErrRequest)
 
 // roundTrip sends r, in is what the answer's Request is to be. hints is told of
 // informational answers.
-func (w *way) roundTrip(t *trip, r, in *http.Request, trace *httptrace.ClientTrace, hints h1.Events) (*http.Response, error) {
+func (w *way) roundTrip(t *trip, r, in *http.Request, trace *httptrace.ClientTrace, hints h1.Hints) (*http.Response, error) {
 	fillRequest(&t.out, r)
 	t.out.Trace = trace
 	upgrades := len(r.Header["Upgrade"]) > 0
@@ -70,7 +70,7 @@ func (w *way) checkSecond(t *trip, upgrades bool) error {
 
 // overSecond is r as net/http wants it for HTTP/2.
 func (w *way) overSecond(out *h1.Request, r *http.Request) *http.Request {
-	second := r.WithContext(r.Context())
+	second := r.WithContext(withoutTrace{r.Context()}) // which is told by ourselves
 	u := *r.URL
 	u.Scheme = "http"
 	if w.scheme == "https" {

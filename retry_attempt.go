@@ -3,7 +3,6 @@ package lb
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
@@ -121,14 +120,6 @@ func (a *attempt) overOwn(own *way, req *http.Request) (resp *http.Response, err
 		}
 	}()
 	return own.roundTrip(&a.trip, req, a.call.in, a.caller, a)
-}
-
-// GotConn is told by the exchange which connection it has.
-func (a *attempt) GotConn(net.Conn, bool) {}
-
-// Informational is told by the exchange of an informational answer.
-func (a *attempt) Informational(code int, header textproto.MIMEHeader) error {
-	return a.got1xx(code, header)
 }
 
 // checkAnswer finds what net/http lets through and a server cannot pass on.
@@ -252,9 +243,9 @@ func (e *endpoint) join(method string, u *url.URL) url.URL {
 	return j
 }
 
-// got1xx passes an informational answer on to the caller, from the first attempt
-// and for as long as that goes on.
-func (a *attempt) got1xx(code int, header textproto.MIMEHeader) error {
+// Informational passes an informational answer on to the caller, from the first attempt
+// and for as long as that goes on. The connection tells it.
+func (a *attempt) Informational(code int, header textproto.MIMEHeader) error {
 	if a.number > 1 || a.ended.Load() {
 		return nil
 	}
@@ -311,6 +302,10 @@ func (a *attempt) reused() bool {
 	}
 	return a.trip.reused()
 }
+
+// mayBlock tells whether nobody waits for the goroutine that reads the attempt's body. A
+// transport's RoundTrip does, also net/http's for HTTP/2.
+func (a *attempt) mayBlock() bool { return a.pooled == nil && a.trip.second == nil }
 
 // wanted tells whether the client is to be asked for more of the body.
 func (a *attempt) wanted() bool { return a.pooled == nil || a.pooled.wanted() }

@@ -92,10 +92,13 @@ func (a *attempt) bodyCause(err error) Cause {
 		bodyFault = a.call.body.fault()
 	}
 	cause := a.callersCause(bodyFault)
-	if cause == CauseNone && err != nil {
-		return CauseReset
+	switch {
+	case cause != CauseNone || err == nil:
+		return cause
+	case errors.Is(err, h1.ErrAnswer):
+		return CauseProtocol
 	}
-	return cause
+	return CauseReset
 }
 
 // cause is why an attempt got no answer. What is known for certain comes before what the

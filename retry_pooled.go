@@ -89,7 +89,7 @@ func (p *pooled) got1xx(code int, header textproto.MIMEHeader) error {
 	case flood: // to which net/http knows no end
 		return fmt.Errorf("%w: more than %d bytes of informational answers", errBadAnswer, DefaultMaxHeaderBytes)
 	}
-	return p.attempt.got1xx(code, header)
+	return p.attempt.Informational(code, header)
 }
 
 // dialEnded is told by the backend's dialer how a dial for this attempt ended.

@@ -73,11 +73,11 @@ func (m *memory) Put(c []byte) { m.large.Put((*[largeChunk]byte)(c)) }
 //	source ──read on demand──▶ record ─────▶ each attempt, from its own offset
 //	                      └──▶ spill ──────▶ the attempt that has read the whole record
 //
-// Nothing is read before an attempt asks for it. The source is read on a
-// goroutine of its own, one Read at a time, because such a Read can take as long
-// as the client likes, and an attempt must not wait for it once its backend is
-// gone. What a Read brings after its attempt has ended is kept for the next one:
-// no byte is lost.
+// Nothing is read before an attempt asks for it. The source is read one Read at a time,
+// on a goroutine that may wait for it: such a Read can take as long as the client likes,
+// and an attempt must not wait for it once its backend is gone. That is the goroutine of
+// the upload, if the connection is our own, else one for each Read. What a Read brings
+// after its attempt has ended is kept for the next one: no byte is lost.
 //
 // The record holds up to limit bytes. What comes after goes to the spill, and the
 // moment an attempt takes from there the record is dropped: the body cannot be
@@ -152,22 +152,12 @@ func (r *replay) releaseRecordLocked() {
 	r.record = nil
 }
 
-// fillLocked begins a Read of the source, into the record if it has room.
+// fillLocked begins a Read of the source, on a goroutine of its own.
 func (r *replay) fillLocked() {
 	if len(r.spill) > 0 {
 		return // nobody has taken yet what was read before
 	}
-	dst, recording := r.roomLocked()
-	switch {
-	case recording:
-	case r.length >= 0 && r.read >= r.length:
-		dst = r.beyond[:] // all that is to come is the end
-	case r.spillBuf == nil:
-		r.spillBuf = r.memory.Get()
-		fallthrough
-	default:
-		dst = r.spillBuf
-	}
+	dst, recording := r.dstLocked()
 	if !r.work.enter() {
 		r.endLocked(ErrClosed)
 		return
@@ -176,8 +166,34 @@ func (r *replay) fillLocked() {
 	go func() {
 		defer r.work.leave()
 		n, err := r.readSource(dst)
-		r.filled(dst[:n], recording, err)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.filledLocked(dst[:n], recording, err)
 	}()
+}
+
+// fillHereLocked reads the source and waits for that. It gives up the lock meanwhile.
+func (r *replay) fillHereLocked() {
+	dst, recording := r.dstLocked()
+	r.reading = true
+	r.mu.Unlock()
+	n, err := r.readSource(dst)
+	r.mu.Lock()
+	r.filledLocked(dst[:n], recording, err)
+}
+
+// dstLocked is where the next Read of the source goes: into the record if that has room.
+func (r *replay) dstLocked() (dst []byte, recording bool) {
+	if dst, recording = r.roomLocked(); recording {
+		return dst, true
+	}
+	if r.length >= 0 && r.read >= r.length {
+		return r.beyond[:], false // all that is to come is the end
+	}
+	if r.spillBuf == nil {
+		r.spillBuf = r.memory.Get()
+	}
+	return r.spillBuf, false
 }
 
 // roomLocked returns the free room of the record's last chunk, or of a new one.
@@ -219,10 +235,8 @@ func (r *replay) readSource(dst []byte) (n int, err error) {
 	return n, err
 }
 
-// filled takes in what a Read of the source brought.
-func (r *replay) filled(got []byte, recording bool, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// filledLocked takes in what a Read of the source brought.
+func (r *replay) filledLocked(got []byte, recording bool, err error) {
 	r.reading = false
 	r.read += int64(len(got))
 	switch {
@@ -263,7 +277,7 @@ func (r *replay) finish(aside bool) {
 	}
 	r.finished = true
 	wait := !r.reading && (!aside || r.err == io.EOF)
-	if !r.reading { // else filled does it
+	if !r.reading { // else filledLocked does it
 		r.freeLocked()
 	}
 	r.changed.Broadcast()
@@ -349,7 +363,11 @@ func (b *attemptBody) Read(p []byte) (int, error) {
 				}
 				r.dropLocked()
 			}
-			r.fillLocked()
+			if b.attempt.mayBlock() {
+				r.fillHereLocked()
+			} else {
+				r.fillLocked()
+			}
 			continue
 		}
 		r.changed.Wait()

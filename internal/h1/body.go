@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"strconv"
 	"sync"
 	"time"
@@ -44,14 +43,15 @@ func (b *body) Read(p []byte) (int, error) {
 		b.end = io.EOF
 		b.x.answered()
 	default:
-		b.end = b.x.bodyError(err)
+		b.end = b.x.bodyError(err, b.c.readErr)
 		err = b.end
 	}
 	return n, err
 }
 
-// bodyError ends an exchange in the middle of its answer because of err.
-func (x *Exchange) bodyError(err error) error {
+// bodyError ends an exchange in the middle of its answer because of err; readErr is what
+// ended the reading of the connection, nil if nothing has.
+func (x *Exchange) bodyError(err, readErr error) error {
 	aborted := x.conn.Load() == nil
 	x.drop(ReasonFailed)
 	x.closeBody()
@@ -62,6 +62,8 @@ func (x *Exchange) bodyError(err error) error {
 		return context.Cause(x.ctx)
 	case x.failed != nil:
 		return x.failed
+	case readErr == nil: // all that was to be read could be: it is what it says
+		return fmt.Errorf("%w: %w", ErrAnswer, err)
 	}
 	return err
 }
@@ -140,7 +142,7 @@ func (x *Exchange) uploadAll(c *conn) {
 		x.drop(ReasonFailed)
 		return
 	case !x.headed:
-		_ = c.SetReadDeadline(time.Now().Add(lateAnswer))
+		x.awaitHeadLocked(c, lateAnswer)
 	}
 	x.mu.Unlock()
 	if done {
@@ -211,18 +213,9 @@ func writeChunk(c *conn, buf *[chunkHead + chunkSize + chunkTail]byte, n int) er
 
 // endChunks writes the last chunk and the trailer.
 func (x *Exchange) endChunks(c *conn) error {
-	b := []byte("0\r\n")
-	if len(x.req.Trailer) > 0 {
-		var err error
-		trailer := make(http.Header, len(x.req.Trailer))
-		for name, values := range x.req.Trailer {
-			if !framing(name) {
-				trailer[name] = values
-			}
-		}
-		if b, err = appendFields(b, trailer, false); err != nil {
-			return err
-		}
+	b, err := appendFields([]byte("0\r\n"), x.req.Trailer)
+	if err != nil {
+		return err
 	}
 	if _, err := c.Write(append(b, "\r\n"...)); err != nil {
 		return writeError{fmt.Errorf("sending the trailer: %w", err)}

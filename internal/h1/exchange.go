@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
@@ -16,22 +15,19 @@ import (
 	"time"
 )
 
-// Events is told what becomes of an exchange. Its methods are called on the goroutine
-// that is in RoundTrip and must return soon.
-type Events interface {
-	// GotConn is told of the connection that the exchange gets.
-	GotConn(conn net.Conn, reused bool)
-	// Informational is told of answers before the final one; an error ends the exchange.
+// Hints is told of the answers before the final one, on the goroutine that is in RoundTrip.
+type Hints interface {
+	// Informational must return soon; an error ends the exchange.
 	Informational(code int, header textproto.MIMEHeader) error
 }
 
 // Exchange is one request and its answer. The zero value is ready for one RoundTrip. Its
 // exported methods may be called concurrently.
 type Exchange struct {
-	pool   *Pool
-	ctx    context.Context
-	req    *Request
-	events Events
+	pool  *Pool
+	ctx   context.Context
+	req   *Request
+	hints Hints
 
 	conn atomic.Pointer[conn] // nil before it is got and once it is given back
 	stop func() bool          // ends the watching of ctx; nil if nobody does
@@ -98,8 +94,8 @@ func (x *Exchange) Stage() Stage {
 // An error wraps ErrRequest if the request cannot be sent, ErrAnswer if the server is to blame
 // for what it said, the error of Config.Dial, that of reading Body, context.Cause of
 // ctx, or what went wrong with the connection.
-func (p *Pool) RoundTrip(ctx context.Context, x *Exchange, req *Request, events Events, in *http.Request) (*http.Response, error) {
-	x.pool, x.ctx, x.req, x.events = p, ctx, req, events
+func (p *Pool) RoundTrip(ctx context.Context, x *Exchange, req *Request, hints Hints, in *http.Request) (*http.Response, error) {
+	x.pool, x.ctx, x.req, x.hints = p, ctx, req, hints
 	returns := false
 	defer func() {
 		if !returns { // a hook has panicked
@@ -188,7 +184,6 @@ func (x *Exchange) connect() (*conn, error) {
 			}
 		})
 	}
-	x.events.GotConn(c.Conn, c.used)
 	if t != nil && t.GotConn != nil {
 		info := httptrace.GotConnInfo{Conn: c.Conn, Reused: c.used, WasIdle: c.used}
 		if c.used {
@@ -230,24 +225,28 @@ func (x *Exchange) wholeSent(c *conn) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.whole = true
-	d := x.pool.cfg.HeaderTimeout
-	switch {
-	case d <= 0 || x.headed || x.req.NoHeaderTimeout:
-	case c.untimed:
-		x.late = time.AfterFunc(d, func() {
-			x.mu.Lock()
-			if !x.headed {
-				x.failed = ErrHeaderTimeout
-			}
-			headed := x.headed
-			x.mu.Unlock()
-			if !headed {
-				x.drop(ReasonFailed)
-			}
-		})
-	default:
-		_ = c.SetReadDeadline(time.Now().Add(d)) // an error is the connection's end, as the Read will tell
+	if d := x.pool.cfg.HeaderTimeout; d > 0 && !x.headed && !x.req.NoHeaderTimeout {
+		x.awaitHeadLocked(c, d)
 	}
+}
+
+// awaitHeadLocked ends the wait for the head after d.
+func (x *Exchange) awaitHeadLocked(c *conn, d time.Duration) {
+	if !c.untimed {
+		_ = c.SetReadDeadline(time.Now().Add(d)) // an error is the connection's end, as the Read will tell
+		return
+	}
+	x.late = time.AfterFunc(d, func() {
+		x.mu.Lock()
+		headed := x.headed
+		if !headed && x.failed == nil {
+			x.failed = ErrHeaderTimeout
+		}
+		x.mu.Unlock()
+		if !headed {
+			x.drop(ReasonFailed)
+		}
+	})
 }
 
 // readHead reads heads until a final one comes. waits tells that the body is not to be
@@ -257,7 +256,10 @@ func (x *Exchange) readHead(c *conn, waits bool, in *http.Request) (resp *http.R
 	if waits && t != nil && t.Wait100Continue != nil {
 		t.Wait100Continue()
 	}
-	until := time.Now().Add(x.pool.cfg.ContinueTimeout)
+	var until time.Time
+	if waits {
+		until = time.Now().Add(x.pool.cfg.ContinueTimeout)
+	}
 	for first := true; ; first = false {
 		if waits && !x.speaks(c, until) {
 			waits = false
@@ -290,7 +292,7 @@ func (x *Exchange) readHead(c *conn, waits bool, in *http.Request) (resp *http.R
 				}
 			}
 		}
-		if err := x.events.Informational(resp.StatusCode, textproto.MIMEHeader(resp.Header)); err != nil {
+		if err := x.hints.Informational(resp.StatusCode, textproto.MIMEHeader(resp.Header)); err != nil {
 			return nil, err
 		}
 	}

@@ -117,13 +117,13 @@ func (p *Pool) CloseIdle() {
 // not left it, or a new one.
 func (p *Pool) get(x *Exchange) (*conn, error) {
 	for {
-		c := p.pop()
-		if c == nil {
+		now := time.Now()
+		c, old := p.pop(now)
+		switch {
+		case c == nil:
 			return p.dial(x)
-		}
-		switch now := time.Now(); {
 		case c.closed.Load(): // by somebody else
-		case p.tooOld(c, now):
+		case old:
 			c.close(ReasonIdle)
 		case !c.alive():
 			p.found(c, now)
@@ -133,29 +133,19 @@ func (p *Pool) get(x *Exchange) (*conn, error) {
 	}
 }
 
-// pop takes the idle connection that was used last, nil without one.
-func (p *Pool) pop() *conn {
+// pop takes the idle connection that was used last, nil without one; old tells that it has
+// been idle for too long to be used, or has lived for too long.
+func (p *Pool) pop(now time.Time) (c *conn, old bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	last := len(p.idle) - 1
 	if last < 0 {
-		return nil
+		return nil, false
 	}
-	c := p.idle[last]
+	c = p.idle[last]
 	p.idle[last] = nil
 	p.idle = p.idle[:last]
-	return c
-}
-
-// tooOld tells whether c has been idle for too long to be used, or has lived for too
-// long.
-func (p *Pool) tooOld(c *conn, now time.Time) bool {
-	if c.retire != 0 && now.Sub(c.born) >= c.retire {
-		return true
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.tooLongIdleLocked(c, now)
+	return c, c.retire != 0 && now.Sub(c.born) >= c.retire || p.tooLongIdleLocked(c, now)
 }
 
 func (p *Pool) tooLongIdleLocked(c *conn, now time.Time) bool {

@@ -123,7 +123,7 @@ func (r *Request) appendHead(b []byte) ([]byte, error) {
 	}
 	b, err := r.appendFraming(b, method)
 	if err == nil {
-		b, err = appendFields(b, r.Header, true)
+		b, err = appendFields(b, r.Header)
 	}
 	return append(b, "\r\n"...), err
 }
@@ -173,12 +173,13 @@ func framing(name string) bool {
 	return false
 }
 
-// appendFields appends h, sorted by name: what is sent should not differ for no reason.
-func appendFields(b []byte, h http.Header, head bool) ([]byte, error) {
+// appendFields appends h but for what frames, sorted by name: what is sent should not
+// differ for no reason.
+func appendFields(b []byte, h http.Header) ([]byte, error) {
 	var room [32]string
 	names := room[:0]
 	for name := range h {
-		if !head || !framing(name) {
+		if !framing(name) {
 			names = append(names, name)
 		}
 	}

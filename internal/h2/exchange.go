@@ -66,8 +66,8 @@ var (
 // ErrHeaderTimeout is the error of an answer whose head did not come in time.
 var ErrHeaderTimeout error = timeoutError("timeout awaiting response headers")
 
-// RoundTrip sends req, whose URL has the scheme to tell the server, and returns the
-// answer. It closes req.Body, unless Config.Dial has found that the server speaks
+// RoundTrip sends req, whose URL has the scheme to tell the server and whose context has no
+// client trace, and returns the answer. It closes req.Body, unless Config.Dial has found that the server speaks
 // something else: then the error is ErrOther.
 func (p *Pool) RoundTrip(x *Exchange, req *http.Request, o Options) (*http.Response, error) {
 	c, err := p.connect(x, req, o.Trace)
@@ -88,7 +88,7 @@ func (p *Pool) RoundTrip(x *Exchange, req *http.Request, o Options) (*http.Respo
 	if !o.NoHeaderTimeout {
 		wait.limit = p.cfg.HeaderTimeout
 	}
-	ctx, cancel := context.WithCancelCause(untraced{req.Context()})
+	ctx, cancel := context.WithCancelCause(req.Context())
 	wait.late = func() {
 		c.doubt(before)
 		cancel(ErrHeaderTimeout)
@@ -116,18 +116,6 @@ func (p *Pool) RoundTrip(x *Exchange, req *http.Request, o Options) (*http.Respo
 	}
 	resp.Body = &body{ReadCloser: resp.Body, cancel: cancel}
 	return resp, nil
-}
-
-// untraced hides the client trace of a context: o.Trace is called by this package, and
-// would be a second time.
-type untraced struct{ context.Context }
-
-func (c untraced) Value(key any) any {
-	v := c.Context.Value(key)
-	if _, ok := v.(*httptrace.ClientTrace); ok {
-		return (*httptrace.ClientTrace)(nil)
-	}
-	return v
 }
 
 // body is an answer's. Its end lets go of the request's context.
