@@ -40,7 +40,7 @@ const (
 type way struct {
 	first  *h1.Pool // HTTP/1.1; nil with h2c
 	second *h2.Pool // HTTP/2; nil with http
-	scheme string
+	at     endpoint
 	fixed  bool // HTTP/1.1 alone, as Target.TLS says
 	// until is when, in nanoseconds, a backend that has chosen HTTP/1.1 is to be asked again.
 	until atomic.Int64
@@ -88,7 +88,7 @@ func (c *conns) hold(e endpoint, cfg *config, work *gate) {
 
 // newWay returns connections to e.
 func (c *conns) newWay(cfg *config, work *gate, dial dialFunc, e endpoint, tlsConfig *tls.Config) *way {
-	w := &way{scheme: e.scheme}
+	w := &way{at: e}
 	run := func(f func()) bool {
 		if !work.enter() {
 			return false
@@ -328,6 +328,9 @@ func (c *conns) probeOwn(e endpoint, r *http.Request) (*http.Response, error) {
 	out.Close = true
 	w := c.probeWay(e)
 	resp, err := w.roundTrip(new(trip), out, r, httptrace.ContextClientTrace(r.Context()), noHints{})
+	if w.at == c.own.at {
+		c.own.until.Store(w.until.Load()) // for the next probe, and for requests
+	}
 	w.retire()
 	return resp, err
 }

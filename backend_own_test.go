@@ -390,3 +390,85 @@ func TestProbesEndWithTheirTime(t *testing.T) {
 		}
 	})
 }
+
+// A probe of a backend that has chosen HTTP/1.1 over TLS opens one connection, but the
+// first, which has found that out.
+func TestProbesOverTLSOpenOneConnection(t *testing.T) {
+	certificates, trust := exampleCertificate()
+	synctest.Test(t, func(t *testing.T) {
+		n := lbtest.NewNetwork()
+		s := startProto(t, n, "a.test:443", "1", certificates, nil)
+		pool := newPool(t, []lb.Target{{URL: "https://a.test", TLS: &tls.Config{RootCAs: trust, ServerName: "example.com"}}},
+			lb.WithDialer(n.DialContext), lb.WithHealthCheck(everySecond()))
+		defer pool.Close()
+		advance(20 * time.Second)
+		if conns, probes := s.conns.Load(), s.asked.Load(); probes < 10 || conns != probes+1 {
+			t.Errorf("%d connections for %d probes, want one more", conns, probes)
+		}
+		if post(t, pool, "x"); s.conns.Load() != s.asked.Load()+1 {
+			t.Errorf("a request after that opened %d connections", s.conns.Load()-s.asked.Load()+1)
+		}
+	})
+}
+
+// Close does not wait to say goodbye over TLS to peers that do not listen any more.
+func TestCloseDoesNotSayGoodbye(t *testing.T) {
+	certificates, trust := exampleCertificate()
+	for _, protocol := range []string{"http/1.1", "h2"} {
+		bubble(t, protocol, func(t *testing.T) {
+			stop := make(chan struct{})
+			dial := func(context.Context, string, string) (net.Conn, error) {
+				ours, theirs := net.Pipe() // whose writes wait for a reader
+				server := &deafConn{Conn: theirs, stop: stop}
+				s := &http.Server{TLSConfig: &tls.Config{Certificates: certificates}, ErrorLog: silentLog(), Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					http.NewResponseController(w).Flush()
+					<-stop
+				})}
+				go s.ServeTLS(&oneListener{conn: server}, "", "")
+				t.Cleanup(func() { s.Close(); theirs.Close() })
+				return ours, nil
+			}
+			config := &tls.Config{RootCAs: trust, ServerName: "example.com", NextProtos: []string{protocol}}
+			pool := newPool(t, []lb.Target{{URL: "https://a.test", TLS: config}}, lb.WithDialer(dial))
+			for range 3 {
+				resp, err := pool.RoundTrip(newRequest("GET", ""))
+				if err != nil || resp.StatusCode != 200 {
+					t.Fatal(resp, err)
+				}
+				defer resp.Body.Close()
+			}
+			close(stop)
+			within(t, 0, func() { pool.Close() })
+		})
+	}
+}
+
+// deafConn is a server's end that reads nothing any more once stop is closed.
+type deafConn struct {
+	net.Conn
+	stop chan struct{}
+}
+
+func (c *deafConn) Read(p []byte) (int, error) {
+	select {
+	case <-c.stop:
+		return 0, io.EOF
+	default:
+		return c.Conn.Read(p)
+	}
+}
+
+// oneListener accepts one connection.
+type oneListener struct {
+	once sync.Once
+	conn net.Conn
+}
+
+func (l *oneListener) Accept() (c net.Conn, err error) {
+	err = net.ErrClosed
+	l.once.Do(func() { c, err = l.conn, nil })
+	return c, err
+}
+
+func (l *oneListener) Close() error   { return nil }
+func (l *oneListener) Addr() net.Addr { return l.conn.LocalAddr() }

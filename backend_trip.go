@@ -72,10 +72,7 @@ func (w *way) checkSecond(t *trip, upgrades bool) error {
 func (w *way) overSecond(out *h1.Request, r *http.Request) *http.Request {
 	second := r.WithContext(withoutTrace{r.Context()}) // which is told by ourselves
 	u := *r.URL
-	u.Scheme = "http"
-	if w.scheme == "https" {
-		u.Scheme = "https"
-	}
+	u.Scheme = w.at.urlScheme()
 	if strings.HasPrefix(u.Opaque, "//") {
 		u.Opaque = "" // or net/http would take it for a host
 	}

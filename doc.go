@@ -50,7 +50,7 @@
 // meet in one state, [Health], whose comment has the table of all transitions.
 //
 // A request is sent again only if that can do no harm: its method is idempotent,
-// or it carries an Idempotency-Key, or provably no byte of it left. See
+// or it carries an Idempotency-Key, or provably no backend has looked at it. See
 // [RetryPolicy]. Once the answer has begun there is no retry.
 //
 // ServeHTTP takes out hop-by-hop fields and whatever the client claims in the

@@ -17,7 +17,8 @@ import (
 // A request is sent again only if that cannot do harm: because its method is
 // idempotent (GET, HEAD, OPTIONS, TRACE, PUT, DELETE; RFC 9110, section 9.2.2),
 // because it carries an Idempotency-Key or X-Idempotency-Key field, or because it
-// provably never left: no connection was obtained, or the connection carried no
+// provably never left: no connection was obtained, the backend has said over HTTP/2 that
+// it has not looked at it (RFC 9113, section 8.7), or the connection carried no
 // byte of it. And only if its body can be sent again; see MaxReplayBytes.
 //
 // A backend that failed is not asked again while others remain. When none does,

@@ -45,34 +45,15 @@ func startNginx(t *testing.T, dir, addr string) (*process, string) {
 	if addr == "" {
 		addr = freeAddr(t)
 	}
-	config := fmt.Sprintf(`
-daemon off;
-master_process off;
-pid %[1]s/pid;
-error_log stderr;
-events {}
-http {
+	p := startNginxWith(t, own, fmt.Sprintf(`
 	access_log off;
-	client_body_temp_path %[1]s/body;
-	proxy_temp_path %[1]s/proxy;
-	fastcgi_temp_path %[1]s/fastcgi;
-	uwsgi_temp_path %[1]s/uwsgi;
-	scgi_temp_path %[1]s/scgi;
 	gzip on;
 	gzip_types *;
 	gzip_proxied any;
 	server {
-		listen %[2]s;
-		root %[3]s;
-	}
-}
-`, own, addr, dir)
-	file := filepath.Join(own, "nginx.conf")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p := start(t, "nginx", "-c", file, "-p", own)
-	waitOpen(t, addr)
+		listen %s;
+		root %s;
+	}`, addr, dir), addr)
 	return p, addr
 }
 

@@ -69,19 +69,8 @@ func startNginx2(t *testing.T, dir string) (plain, secure string, roots *x509.Ce
 	writePEM(t, filepath.Join(own, "cert"), "CERTIFICATE", cert.Certificate[0])
 	writePEM(t, filepath.Join(own, "key"), "PRIVATE KEY", key)
 	plain, secure = freeAddr(t), freeAddr(t)
-	config := fmt.Sprintf(`
-daemon off;
-master_process off;
-pid %[1]s/pid;
-error_log stderr;
-events {}
-http {
+	startNginxWith(t, own, fmt.Sprintf(`
 	access_log off;
-	client_body_temp_path %[1]s/body;
-	proxy_temp_path %[1]s/proxy;
-	fastcgi_temp_path %[1]s/fastcgi;
-	uwsgi_temp_path %[1]s/uwsgi;
-	scgi_temp_path %[1]s/scgi;
 	client_max_body_size 0;
 	add_header X-Spoken $server_protocol;
 	server {
@@ -92,16 +81,7 @@ http {
 		root %[4]s;
 		location /upload { proxy_pass http://%[5]s; }
 		location /early { return 200 "%[6]s"; }
-	}
-}
-`, own, plain, secure, dir, uploads.Listener.Addr(), early)
-	file := filepath.Join(own, "nginx.conf")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	start(t, "nginx", "-c", file, "-p", own)
-	waitOpen(t, plain)
-	waitOpen(t, secure)
+	}`, own, plain, secure, dir, uploads.Listener.Addr(), early), plain, secure)
 	return plain, secure, roots
 }
 

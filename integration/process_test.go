@@ -176,3 +176,33 @@ func TestMain(m *testing.M) {
 	os.RemoveAll(dir)
 	os.Exit(code)
 }
+
+// startNginxWith starts nginx in the foreground, with what its http block says and all its
+// files in own; it waits for addrs.
+func startNginxWith(t *testing.T, own, http string, addrs ...string) *process {
+	t.Helper()
+	config := fmt.Sprintf(`
+daemon off;
+master_process off;
+pid %[1]s/pid;
+error_log stderr;
+events {}
+http {
+	client_body_temp_path %[1]s/body;
+	proxy_temp_path %[1]s/proxy;
+	fastcgi_temp_path %[1]s/fastcgi;
+	uwsgi_temp_path %[1]s/uwsgi;
+	scgi_temp_path %[1]s/scgi;
+	%[2]s
+}
+`, own, http)
+	file := filepath.Join(own, "nginx.conf")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, "nginx", "-c", file, "-p", own)
+	for _, addr := range addrs {
+		waitOpen(t, addr)
+	}
+	return p
+}

@@ -61,20 +61,9 @@ var readers = []struct {
 func startNginxReader(t *testing.T) reader {
 	t.Helper()
 	own, addr := t.TempDir(), freeAddr(t)
-	config := fmt.Sprintf(`
-daemon off;
-master_process off;
-pid %[1]s/pid;
-error_log stderr;
-events {}
-http {
+	p := startNginxWith(t, own, fmt.Sprintf(`
 	log_format arrivals escape=json '{"line":"$request","length":"$http_content_length","coding":"$http_transfer_encoding",'
 		'"way":"$http_x_forwarded_for","body":"$request_body","fault":"$status"}';
-	client_body_temp_path %[1]s/body;
-	proxy_temp_path %[1]s/proxy;
-	fastcgi_temp_path %[1]s/fastcgi;
-	uwsgi_temp_path %[1]s/uwsgi;
-	scgi_temp_path %[1]s/scgi;
 	client_max_body_size 0;
 	keepalive_requests 100000;
 	server {
@@ -86,15 +75,7 @@ http {
 		listen unix:%[1]s/inner;
 		access_log off;
 		location / { return 200 "$request_method $request_uri\n"; }
-	}
-}
-`, own, addr)
-	file := filepath.Join(own, "nginx.conf")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p := start(t, "nginx", "-c", file, "-p", own)
-	waitOpen(t, addr)
+	}`, own, addr), addr)
 	return reader{addr, func(t *testing.T) []arrival {
 		t.Helper()
 		p.stop(t)

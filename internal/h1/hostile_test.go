@@ -112,6 +112,9 @@ func TestMalformedBodiesAreRefused(t *testing.T) {
 			if resp == nil || err == nil || len(body) > 2 {
 				t.Errorf("body %q, %v, want an error", body, err)
 			}
+			if r.transport == nil && !errors.Is(err, h1.ErrAnswer) {
+				t.Errorf("the body ends with %v, want ErrAnswer", err)
+			}
 		})
 	}
 }
